@@ -79,7 +79,7 @@ def one_round_from(start: Params, options: Mapping[str, Any]) -> Scores:
     simulation = FederatedSimulation(
         settings.method, build_task(settings), settings.training, schedule
     )
-    simulation.initial = start
+    simulation.initial_params = start
     return simulation.run_round().personal
 
 

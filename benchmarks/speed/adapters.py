@@ -178,7 +178,7 @@ def memory(clients: int, way: str) -> None:
     before = _status("VmRSS")
     running.run_round()
     running.run_round()
-    adapters = clients * tree_bytes(running.initial) / 2**20
+    adapters = clients * tree_bytes(running.initial_params) / 2**20
     told = {"clients": clients, "adapters": way, "mib": _status("VmHWM") - before}
     print(json.dumps({**told, "adapters_mib": adapters, "activations_of_a_chunk_mib": activations}))
 

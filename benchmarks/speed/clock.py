@@ -42,7 +42,7 @@ def w1(seconds: float, epochs: int) -> dict[str, float]:
     )
     schedule = RoundLoopConfig(10**6, 0, 1.0, "stacked", 1, True)
     rounds = {
-        name: FederatedSimulation(FedAvg(), task, training, schedule, timing=t).run_round
+        name: FederatedSimulation(FedAvg(), task, training, schedule, clock_config=t).run_round
         for name, t in TIMINGS.items()
     }
     for run in rounds.values():

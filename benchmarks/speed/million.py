@@ -103,7 +103,11 @@ def simulation_of(clients: int) -> FederatedSimulation:
     schedule = RoundLoopConfig(ROUNDS, 0, COHORT / clients, "stacked", 1, True)
     room = MemoryBudget(int(GIB * 2**30))
     return FederatedSimulation(
-        settings.wrapped_method, build_task(settings), settings.training, schedule, room=room
+        settings.wrapped_method,
+        build_task(settings),
+        settings.training,
+        schedule,
+        memory_budget=room,
     )
 
 

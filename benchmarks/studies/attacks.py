@@ -17,7 +17,7 @@ from benchmarks.lab.tables import mean, spread, table
 from equipoise.core import ClientUpdate, Params
 from equipoise.experiment.runner import run as run_settings
 from equipoise.settings.run_settings import RunSettings
-from equipoise.simulation.attacks import Attacked, hostile_clients
+from equipoise.simulation.attacks import AttackedExecutor, hostile_clients
 from equipoise.simulation.executors import Executor, Stacked
 
 SEEDS = (1, 2, 3)
@@ -100,7 +100,7 @@ FASHION = {
 }
 
 
-class Known(Attacked):
+class Known(AttackedExecutor):
     """Liars send what nobody can take: what is left is what a server has that knows them."""
 
     def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:

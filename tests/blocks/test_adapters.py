@@ -174,7 +174,7 @@ def test_executors_agree(method: Method) -> None:
     here = task()
     loop, stacked = (simulate(method, here, executor=executor) for executor in ("loop", "stacked"))
     assert largest_difference(loop.params, stacked.params) < 1e-10
-    assert largest_difference(loop.store.local, stacked.store.local) < 1e-10
+    assert largest_difference(loop.store.local_params, stacked.store.local_params) < 1e-10
 
 
 def test_executors_agree_on_a_network_that_is_no_sequence() -> None:
@@ -183,7 +183,7 @@ def test_executors_agree_on_a_network_that_is_no_sequence() -> None:
         "", "rank=2", "", 0
     )
     loop, stacked = (simulate(Local(), here, executor=executor) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.store.local, stacked.store.local) < 1e-10
+    assert largest_difference(loop.store.local_params, stacked.store.local_params) < 1e-10
 
 
 def test_the_private_adapter_stays_and_the_shared_one_travels() -> None:
@@ -195,7 +195,7 @@ def test_the_private_adapter_stays_and_the_shared_one_travels() -> None:
     assert done.logs[0].bytes.up == done.logs[0].bytes.down == here.num_clients * billed
     for name in here.blocks["private"]:
         assert torch.equal(done.params[name], start[name])
-        assert not torch.equal(done.store.local[name][0], done.store.local[name][1])
+        assert not torch.equal(done.store.local_params[name][0], done.store.local_params[name][1])
 
 
 def test_a_base_that_the_seed_draws_is_the_plain_models_start() -> None:
@@ -208,7 +208,7 @@ def test_a_base_that_the_seed_draws_is_the_plain_models_start() -> None:
 def test_what_is_kept_of_clients_does_not_hold_the_base() -> None:
     here = task("rank=1 targets=2")
     done = simulate(Local(), here, rounds=1)
-    assert tree_bytes(done.store.local) == here.num_clients * 8 * (8 + 6)
+    assert tree_bytes(done.store.local_params) == here.num_clients * 8 * (8 + 6)
 
 
 @pytest.mark.parametrize(

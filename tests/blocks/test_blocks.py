@@ -64,7 +64,9 @@ def test_the_user_says_what_stays(keep: str, travels: tuple[str, ...]) -> None:
         for name in names:
             moved = not torch.equal(done.params[name], task.init_params(0)[name])
             assert moved == (block in travels)
-            assert not torch.equal(done.store.local[name][0], done.store.local[name][1])
+            assert not torch.equal(
+                done.store.local_params[name][0], done.store.local_params[name][1]
+            )
 
 
 def test_fedbabu_moves_what_travels_and_nothing_else() -> None:
@@ -72,7 +74,9 @@ def test_fedbabu_moves_what_travels_and_nothing_else() -> None:
     done, start = simulate(FedBabu(keep="middle"), task), task.init_params(0)
     for name in task.blocks["middle"]:
         assert torch.equal(done.params[name], start[name])
-        assert torch.equal(done.store.local[name], start[name].expand_as(done.store.local[name]))
+        assert torch.equal(
+            done.store.local_params[name], start[name].expand_as(done.store.local_params[name])
+        )
 
 
 def test_sets_of_blocks_and_their_bytes_by_hand() -> None:
@@ -112,7 +116,7 @@ def test_a_probe_scores_what_each_set_would_give() -> None:
     done = simulate(method, task, rounds=2)
     before = simulate(method, task, rounds=1)
     seen = done.store.state["probe"]["accuracy"]
-    local, received = before.store.local, before.params
+    local, received = before.store.local_params, before.params
     for k in range(task.num_clients):
         for part, takes in enumerate(method.sets.membership.tolist()):
             sent = {

@@ -81,7 +81,7 @@ def test_loop_and_stack_agree() -> None:
         simulate(FedPer(), task(), executor=executor) for executor in ("loop", "stacked")
     )
     assert largest_difference(loop.params, stacked.params) < 1e-12
-    assert largest_difference(loop.store.local, stacked.store.local) < 1e-12
+    assert largest_difference(loop.store.local_params, stacked.store.local_params) < 1e-12
 
 
 def test_bytes_and_what_is_kept_of_clients_are_those_of_the_learned_part() -> None:
@@ -90,7 +90,7 @@ def test_bytes_and_what_is_kept_of_clients_are_those_of_the_learned_part() -> No
     learned = tree_bytes(here.init_params(0))
     assert learned == 8 * (6 * 8 + 4 * 6 + 4)
     assert done.logs[0].bytes.down == done.logs[0].bytes.up == learned * here.num_clients
-    assert tree_bytes(done.store.local) == learned * here.num_clients
+    assert tree_bytes(done.store.local_params) == learned * here.num_clients
     assert all(
         torch.equal(value, net().double().get_parameter(name))
         for name, value in here.frozen.items()

@@ -105,7 +105,7 @@ def test_all_executors_agree(method: Method) -> None:
         simulate(method, task(), rounds=2, executor=executor) for executor in ("loop", "stacked")
     )
     assert largest_difference(loop.params, stacked.params) < 1e-9
-    assert largest_difference(loop.store.local, stacked.store.local) < 1e-9
+    assert largest_difference(loop.store.local_params, stacked.store.local_params) < 1e-9
 
 
 def test_statistics_move_and_travel_or_stay() -> None:
@@ -116,7 +116,7 @@ def test_statistics_move_and_travel_or_stay() -> None:
     for name in STATISTICS:
         assert not torch.equal(shared.params[name], start[name])
         assert torch.equal(kept.params[name], start[name])
-        assert not torch.equal(kept.store.local[name][0], kept.store.local[name][1])
+        assert not torch.equal(kept.store.local_params[name][0], kept.store.local_params[name][1])
     norm = 8 * 8 * 4
     assert shared.logs[0].bytes.up - kept.logs[0].bytes.up == here.num_clients * norm
 
@@ -125,7 +125,7 @@ def test_the_mean_of_statistics_is_fedavgs() -> None:
     here = task()
     done = simulate(FedAvg(), here, rounds=1)
     sizes = here.num_examples(torch.arange(here.num_clients)).double()
-    mean = (sizes[:, None] * done.store.local[STATISTICS[0]]).sum(0) / sizes.sum()
+    mean = (sizes[:, None] * done.store.local_params[STATISTICS[0]]).sum(0) / sizes.sum()
     assert torch.allclose(done.params[STATISTICS[0]], mean)
 
 
@@ -148,7 +148,9 @@ def test_servers_that_step_average_statistics(name: str, options: dict[str, floa
     sim = simulate(all_methods()[name](**options), task(), 3)
     sizes = sim.task.num_examples(torch.arange(sim.task.num_clients)).double()
     for weights in (sizes / sizes.sum(), torch.full_like(sizes, 1 / len(sizes))):
-        means = {name: torch.tensordot(weights, sim.store.local[name], 1) for name in STATISTICS}
+        means = {
+            name: torch.tensordot(weights, sim.store.local_params[name], 1) for name in STATISTICS
+        }
         if all(largest_difference(sim.params[name], mean) < 1e-12 for name, mean in means.items()):
             return
     pytest.fail("statistics are not the clients' mean")

@@ -44,7 +44,7 @@ def world(tmp_path, **more):
 def clocked(method, task, timing, rounds, executor="stacked", participation=1.0, seed=0):
     method = find_method(method)() if isinstance(method, str) else method
     schedule = RoundLoopConfig(rounds, seed, participation, executor, 1, True)
-    simulation = FederatedSimulation(method, task, task.training, schedule, timing=timing)
+    simulation = FederatedSimulation(method, task, task.training, schedule, clock_config=timing)
     simulation.logs = [simulation.run_round() for _ in range(rounds)]
     return simulation
 
@@ -68,7 +68,9 @@ def test_fedbuff_by_hand(tmp_path):
     seed = first_seed(timing)
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     schedule = RoundLoopConfig(4, seed, 1.0, "stacked", 1, True)
-    run = FederatedSimulation(find_method("fedavg")(), task, task.training, schedule, timing=timing)
+    run = FederatedSimulation(
+        find_method("fedavg")(), task, task.training, schedule, clock_config=timing
+    )
     found = []
     for _ in range(4):
         log = run.run_round()
@@ -168,8 +170,8 @@ def test_nobody_is_asked_twice_before_it_has_replied():
     )
     asked = sum(log.clients for log in run.logs)
     gone = sum(len(log.absent) for log in run.logs)
-    assert asked == sum(run.store.counts["rounds"].tolist()) + gone + run.clock.under_way
-    assert run.clock.under_way <= 6
+    assert asked == sum(run.store.counts["rounds"].tolist()) + gone + run.clock.num_in_flight
+    assert run.clock.num_in_flight <= 6
 
 
 def test_where_nobody_is_there_time_passes(tmp_path):
@@ -307,7 +309,7 @@ def test_what_did_not_come_in_time_leaves_no_trace(tmp_path):
     """A deadline that nobody keeps: the model stays, clients stay as they were, and the log says why."""
     task = small_task()
     run = clocked("fedper", task, ClockConfig(devices="phones", deadline="0.001s"), 2)
-    assert largest_difference(run.params, run.initial) == 0
+    assert largest_difference(run.params, run.initial_params) == 0
     assert run.logs[0].skipped == "nobody's reply came before the round ended"
     assert (run.logs[0].bytes.up, run.logs[1].seen) == (0, 0)
     assert torch.equal(run.store.counts["rounds"], torch.zeros_like(run.store.counts["rounds"]))

@@ -22,7 +22,7 @@ def played(method, task, timing, executor="stacked", rounds=2):
     schedule = RoundLoopConfig(rounds, 0, 1.0, executor, 1, True)
     task.devices = DevicePopulation(timing.device_classes, 0)
     wrapped = with_deadline_epochs(method, timing)
-    run = FederatedSimulation(wrapped, task, task.training, schedule, timing=timing)
+    run = FederatedSimulation(wrapped, task, task.training, schedule, clock_config=timing)
     run.logs = [run.run_round() for _ in range(rounds)]
     return run
 

@@ -27,7 +27,7 @@ def _simulation(method, executor=Stacked, streams=True, participation=0.9):
         executor,
     )
     if not streams:
-        made.stream = None
+        made.chunked_round = None
     return made
 
 
@@ -69,7 +69,7 @@ def test_a_reply_that_is_left_out(kind):
         assert record.dropped == ([WRONG] if round else [])
         assert timeless(record) == timeless(whole.run_round())
     assert largest_difference(streamed.state_dict(), whole.state_dict()) == 0
-    assert all(bool(torch.isfinite(value).all()) for value in streamed.store.local.values())
+    assert all(bool(torch.isfinite(value).all()) for value in streamed.store.local_params.values())
 
 
 def test_a_round_is_computed_twice_once(monkeypatch):
@@ -90,9 +90,11 @@ def test_uploads_are_gone():
     streamed = _simulation(FedAvg())
     ids = torch.arange(CLIENTS)
     down = ServerMessage(streamed.params, dict.fromkeys(streamed.task.blocks, True))
-    replies = streamed.stream.run(1, ids, down, ())
+    replies = streamed.chunked_round.run(1, ids, down, ())
     assert replies.stack.update.params == replies.stack.client_state.local_params == {}
-    assert replies.upload_bytes() == 8 * sum(value.numel() for value in streamed.initial.values())
+    assert replies.upload_bytes() == 8 * sum(
+        value.numel() for value in streamed.initial_params.values()
+    )
 
 
 def test_what_others_were_given_does_not_change():
@@ -127,9 +129,9 @@ def test_chunks_in_one_stack_are_chunks_one_after_another_to_the_bit(model, keep
     assert records == others
     assert largest_difference(joined.state_dict(), apart.state_dict()) == 0
     # Two groups of four chunks, in rounds with evaluation and without.
-    assert list(joined.executor._joins.values()) == [True] * 4
-    assert apart.executor._joins == {}
-    assert simulation(Stacked, find_method("finetune")())[0].executor._joins == {}
+    assert list(joined.executor._can_join.values()) == [True] * 4
+    assert apart.executor._can_join == {}
+    assert simulation(Stacked, find_method("finetune")())[0].executor._can_join == {}
 
 
 def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
@@ -148,7 +150,7 @@ def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
     monkeypatch.setattr(made.executor, "run_chunk", other_bits)
     for _ in range(3):
         made.run_round()
-    assert list(made.executor._joins.values()) == [False]
+    assert list(made.executor._can_join.values()) == [False]
     monkeypatch.undo()
     whole = FederatedSimulation(
         FedAvg(), task, task.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked

@@ -64,7 +64,7 @@ def test_always_the_same_part_is_a_known_method_to_the_bit(
     task = small_task()
     ours = simulate(FedPolicy(policy=policy), task, 4, executor, participation)
     theirs = simulate(find_method(SAME[policy])(), task, 4, executor, participation)
-    assert largest_difference(ours.store.local, theirs.store.local) == 0
+    assert largest_difference(ours.store.local_params, theirs.store.local_params) == 0
     assert [log.bytes.down for log in ours.logs] == [log.bytes.down for log in theirs.logs]
     if policy == "full":
         assert largest_difference(ours.params, theirs.params) == 0
@@ -306,7 +306,10 @@ def test_a_slow_link_makes_a_download_dear() -> None:
 def test_the_probe_scores_what_would_be_held_before_training() -> None:
     task, ids = small_task(), torch.arange(6)
     sim = simulate(FedPolicy(policy="probe"), task, 1)
-    own, shared = sim.store.local, {name: w.expand(6, *w.shape) for name, w in sim.params.items()}
+    own, shared = (
+        sim.store.local_params,
+        {name: w.expand(6, *w.shape) for name, w in sim.params.items()},
+    )
     old = sim.store.state["probe"]["scores"]
     sim.run_round()
     seen = sim.store.state["probe"]

@@ -122,7 +122,7 @@ def test_one_late_change_by_hand(tmp_path: Path, clock: Clock) -> None:
     before = run.params
     log = run.run_round()  # client 1, one model late
     assert (log.ids, log.staleness.max if log.staleness else None) == ([1], 1.0)
-    alone = simulate(find_method("fedavg")(), small_task("mlp"), 1, "loop").store.local
+    alone = simulate(find_method("fedavg")(), small_task("mlp"), 1, "loop").store.local_params
     for name, now in run.params.items():
         assert torch.allclose(now, before[name] + (alone[name][1] - start[name]) / 2, atol=1e-12)
 

@@ -71,7 +71,9 @@ def test_compiled_rounds_are_the_rounds_of_the_contract(name, relative):
     for mark, rounds in enumerate((1, 30)):
         done = simulated(name, rounds, relative=relative)
         torch.testing.assert_close(done.params["phi"], phis[mark], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(done.store.local["theta"], thetas[mark], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            done.store.local_params["theta"], thetas[mark], rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_compiled_rounds_are_the_rounds_of_the_contract(name, relative):
     [("pfedtd-rep", "fedtd", "linear-td"), ("pfedq-rep", "fedq", "linear-q")],
 )
 def test_one_agent_learns_alone_whatever_is_shared(one, other, alone):
-    models = [simulated(name, 20, agents=1).store.local for name in (one, other, alone)]
+    models = [simulated(name, 20, agents=1).store.local_params for name in (one, other, alone)]
     assert largest_difference(models[0], models[2]) < 1e-10
     assert largest_difference(models[1], models[2]) < 1e-10
 
@@ -102,7 +104,7 @@ def test_a_frozen_representation_is_td_on_fixed_features():
             how = keys, taken, *every, (False, True, False)
             linear_mdp.advance(task.problem, ids.numpy(), phi, theta, where, sq_td_error, *how)
             taken += steps
-    torch.testing.assert_close(done.store.local["theta"], theta, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(done.store.local_params["theta"], theta, rtol=1e-10, atol=1e-12)
 
 
 def test_two_rounds_by_definition():
@@ -131,7 +133,9 @@ def test_two_rounds_by_definition():
         shared = held["phi"].mean(0)
     done = simulate(method, task, 2, seed=3)
     torch.testing.assert_close(done.params["phi"], shared, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(done.store.local["theta"], held["theta"], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        done.store.local_params["theta"], held["theta"], rtol=1e-10, atol=1e-12
+    )
 
 
 def test_who_shares_what():

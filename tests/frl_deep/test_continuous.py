@@ -192,8 +192,10 @@ def test_loop_equals_stacked_and_shares_the_body(task):
         both.append(simulate(settings.method, made, 3, executor))
     assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-9
     end = both[1]
-    assert largest_difference(end.store.local["c2"].mean(0), end.params["c2"]) < 1e-12
-    assert float((end.store.local["c3"][0] - end.store.local["c3"][1]).abs().max()) > 0
+    assert largest_difference(end.store.local_params["c2"].mean(0), end.params["c2"]) < 1e-12
+    assert (
+        float((end.store.local_params["c3"][0] - end.store.local_params["c3"][1]).abs().max()) > 0
+    )
     assert end.logs[-1].trained["return"] < 0
 
 

@@ -59,10 +59,10 @@ def test_equal_evidence_is_dqnavg():
 
 def test_the_server_holds_the_mean_by_the_agents_own_moments():
     end = done("dqnavg-im")
-    seen = end.store.source["adam"]["v"]
+    seen = end.store.data_state["adam"]["v"]
     expected = {
         name: (seen[name] * value).sum(0) / seen[name].sum(0).clamp(min=1e-30)
-        for name, value in end.store.local.items()
+        for name, value in end.store.local_params.items()
     }
     learned = {name: seen[name].sum(0) > 1e-6 for name in seen}
     for name, mask in learned.items():

@@ -77,7 +77,7 @@ def test_rates_fall_and_the_bodys_falls_faster():
 def test_the_same_seed_gives_the_same_run(name):
     one, two, other = done(name, 2), done(name, 2), done(name, 2, seed=4)
     assert largest_difference(one.state_dict(), two.state_dict()) == 0
-    assert largest_difference(one.store.local, other.store.local) > 0
+    assert largest_difference(one.store.local_params, other.store.local_params) > 0
 
 
 def test_what_travels():
@@ -115,18 +115,18 @@ def test_at_one_rate_pfeddqn_rep_is_fedper():
 
 def test_with_one_agent_everything_is_one():
     names = ("dqn", "dqnavg", "pfeddqn-rep")
-    alone = [done(name, agents=1, slow_after=0).store.local for name in names]
+    alone = [done(name, agents=1, slow_after=0).store.local_params for name in names]
     assert largest_difference(alone[0], alone[1]) == largest_difference(alone[0], alone[2]) == 0
 
 
 def test_bodies_are_averaged_and_heads_stay():
     end = done("pfeddqn-rep", 2)
-    local, names = end.store.local, end.task.blocks
+    local, names = end.store.local_params, end.task.blocks
     for name in names["backbone"]:
         assert largest_difference(local[name].mean(0), end.params[name]) < 1e-15
     for name in names["head"]:
         assert float((local[name][0] - local[name][1]).abs().max()) > 0
-        assert torch.equal(end.params[name], end.initial[name])  # the server never saw one
+        assert torch.equal(end.params[name], end.initial_params[name])  # the server never saw one
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_fedpolicy_with_one_part_always_is_that_method_to_the_bit(policy, name, 
     parts = {"parts": "full,backbone,none"} if policy == "none" else {}
     driven = done("fedpolicy", policy=policy, base="dqnavg", base_options=options, **parts)
     plain = done(name, **({"head_steps": 2} if options else {}))
-    assert largest_difference(driven.store.local, plain.store.local) == 0
-    assert largest_difference(driven.store.source, plain.store.source) == 0
+    assert largest_difference(driven.store.local_params, plain.store.local_params) == 0
+    assert largest_difference(driven.store.data_state, plain.store.data_state) == 0
     assert driven.logs[-1].trained == plain.logs[-1].trained
 
 
@@ -156,7 +156,7 @@ def test_absent_agents_stand_still():
     end = done("dqnavg", 6, participation=0.5)
     rounds = end.store.counts["rounds"]
     assert rounds.min() < rounds.max()
-    assert (end.store.source["num_steps"] == 15 * rounds).all()
+    assert (end.store.data_state["num_steps"] == 15 * rounds).all()
 
 
 def test_agents_may_take_different_numbers_of_steps():
@@ -301,7 +301,7 @@ def test_a_stack_of_agents_learns_to_balance():
     settings, task = built("dqn", torch.float32, **options, **more)
     end = simulate(settings.method, task, 8, seed=3)
     before = end.task.evaluate_server(
-        {name: value[None] for name, value in end.initial.items()}, "test"
+        {name: value[None] for name, value in end.initial_params.items()}, "test"
     )["return"]
     assert float(before) < 60
     assert end.logs[-1].trained["return"] > 150
@@ -309,12 +309,12 @@ def test_a_stack_of_agents_learns_to_balance():
 
 def test_embeddings_start_at_each_agents_own_draw_and_stay_its_own():
     end = done("perdqnavg", 1)
-    starts = end.store.local["e"]
+    starts = end.store.local_params["e"]
     assert len({tuple(row.tolist()) for row in starts}) == 3
     assert (
         float((starts[0] - starts[1]).abs().max()) > 0.05
     )  # one round does not move them so far apart
-    later = done("perdqnavg", 2).store.local["e"]
+    later = done("perdqnavg", 2).store.local_params["e"]
     assert float((later - starts).abs().max()) < 0.5  # they are not drawn again
 
 

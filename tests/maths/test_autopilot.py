@@ -171,7 +171,10 @@ def test_the_first_round_by_hand() -> None:
     """Each client tries the configured rate, its own step and one between, and trains at the best if much is gained."""
     task = small_task()
     sim = simulate(Autopilot(), task, 1)
-    ids, everybody = torch.arange(6), {n: w.expand(6, *w.shape) for n, w in sim.initial.items()}
+    ids, everybody = (
+        torch.arange(6),
+        {n: w.expand(6, *w.shape) for n, w in sim.initial_params.items()},
+    )
     received = task.evaluate_stack(ids, everybody, "train")
     steps = (
         0.25
@@ -187,8 +190,11 @@ def test_the_first_round_by_hand() -> None:
     assert sim.logs[0].train["epochs"].mean == MIN_EPOCHS
     # T = 1: no momentum, hence no decay.
     n = task.num_examples(ids).double()
-    for name, each in sim.store.local.items():
-        first, change = sim.initial[name], torch.tensordot(n / n.sum(), each, 1) - sim.initial[name]
+    for name, each in sim.store.local_params.items():
+        first, change = (
+            sim.initial_params[name],
+            torch.tensordot(n / n.sum(), each, 1) - sim.initial_params[name],
+        )
         r = (
             torch.stack([(own - first).square().mean().sqrt() for own in each]).sort().values[2]
         )  # the lower median
@@ -347,7 +353,7 @@ def test_without_validation_data_the_chosen_rate_is_all() -> None:
     sim = simulate(Autopilot(), small_task(val_share=0.0), 4)
     assert float(sim.server_state["log_lr_correction"]) == 0.0
     assert float(sim.server_state["amplification"]) == 0.0  # nothing would hold it back
-    assert largest_difference(sim.store.local, sim.personal_models()[1]) < 1e-12
+    assert largest_difference(sim.store.local_params, sim.personal_models()[1]) < 1e-12
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])

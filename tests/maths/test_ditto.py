@@ -21,7 +21,7 @@ def test_two_rounds_by_hand() -> None:
 def test_lambda_zero_is_local_training_to_the_bit(participation: float) -> None:
     ditto = simulate(Ditto(lam=0.0), small_task(), 4, participation=participation)
     local = simulate(Local(), small_task(), 4, participation=participation)
-    assert largest_difference(ditto.store.state["v"], local.store.local) == 0
+    assert largest_difference(ditto.store.state["v"], local.store.local_params) == 0
     assert largest_difference(ditto.personal_models()[1], local.personal_models()[1]) == 0
 
 

@@ -24,7 +24,7 @@ def test_weights_of_one_are_fedavg_to_the_bit(model: str) -> None:
         FedAla(ala_lr=1e-300), small_task(model, closed_form=False), 3, participation=0.5
     )
     assert largest_difference(fedavg.params, fedala.params) == 0
-    assert largest_difference(fedavg.store.local, fedala.store.local) == 0
+    assert largest_difference(fedavg.store.local_params, fedala.store.local_params) == 0
     assert [log.bytes for log in fedavg.logs] == [log.bytes for log in fedala.logs]
 
 
@@ -36,7 +36,7 @@ def test_one_pass_by_definition_without_the_momentum_and_decay_of_the_model() ->
     for k in range(6):
         rows = task.data.split(np.array([k]), "train")
         here = slice(int(rows.start[0]), int(rows.start[0] + rows.size[0]))
-        own = {name: value[k] for name, value in two.store.local.items()}
+        own = {name: value[k] for name, value in two.store.local_params.items()}
         old = {name: value[k] for name, value in two.store.state["A"].items()}
         mixed = {
             name: (own[name] + (two.params[name] - own[name]) * old[name]).requires_grad_()
@@ -60,7 +60,7 @@ def test_momentum_of_the_model_never_reaches_the_weights() -> None:
     )
     two, three = (simulate(FedAla(ala_lr=5.0), task, rounds) for rounds in (2, 3))
     for k in range(6):
-        own = {name: value[k] for name, value in two.store.local.items()}
+        own = {name: value[k] for name, value in two.store.local_params.items()}
         old = {name: value[k] for name, value in two.store.state["A"].items()}
         how = {"data_range": (0.0, 0.8), "clamp": (0.0, 1.0), "stream": 1, "epochs": 1, "lr": 5.0}
         aux = {"own_head": own, "new_head": two.params, "backbone": {}}
@@ -101,11 +101,11 @@ def test_training_starts_from_received_lower_layers_and_the_mixed_top() -> None:
     flat = torch.cat([value.flatten() for value in weights.values()])
     assert (float(flat.min()), float(flat.max())) == (0.0, 1.0)
     for k in range(6):
-        own = {name: value[k] for name, value in two.store.local.items()}
+        own = {name: value[k] for name, value in two.store.local_params.items()}
         start = dict(two.params)
         for name in task.blocks["head"]:
             start[name] = own[name] + (two.params[name] - own[name]) * weights[name][k]
-        held = {name: value[k] for name, value in three.store.local.items()}
+        held = {name: value[k] for name, value in three.store.local_params.items()}
         expected = train(task, k, start, round=3)
         assert largest_difference(held, {name: expected[name] for name in held}) < 1e-12
 

@@ -20,7 +20,7 @@ def test_two_rounds_by_definition_with_the_head_fixed() -> None:
         < 1e-12
     )
     for name in task.blocks["head"]:
-        assert bool((run.store.local[name] == start[name]).all())
+        assert bool((run.store.local_params[name] == start[name]).all())
 
     tuned = [train(task, k, received, round=2, epochs=3, stream=1) for k in range(6)]
     for k in range(6):

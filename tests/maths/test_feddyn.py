@@ -18,7 +18,7 @@ def test_two_rounds_by_hand() -> None:
 
     run = simulate(FedDyn(alpha=0.5), task, 2)
     # Client 0: -0.2 - 0.1 (-1.2 + 0.05) = -0.085; G_0 = -0.05 - 0.5 * 0.115
-    assert float(run.store.local["w"][0]) == pytest.approx(-0.085, abs=1e-15)
+    assert float(run.store.local_params["w"][0]) == pytest.approx(-0.085, abs=1e-15)
     assert float(run.store.state["G"]["w"][0]) == pytest.approx(-0.1075, abs=1e-15)
 
 

@@ -25,7 +25,7 @@ def test_two_rounds_by_definition(method: Method, shared: str, own: str) -> None
     average = mean_by_size(task, first, task.blocks[shared])
     second = [train(task, k, {**first[k], **average}, round=2) for k in range(6)]
     for k in range(6):
-        held = {name: value[k] for name, value in run.store.local.items()}
+        held = {name: value[k] for name, value in run.store.local_params.items()}
         assert largest_difference(held, {name: second[k][name] for name in held}) < 1e-12
     expected = mean_by_size(task, second, task.blocks[shared])
     assert largest_difference({name: run.params[name] for name in expected}, expected) < 1e-12
@@ -40,7 +40,7 @@ def test_two_rounds_by_definition(method: Method, shared: str, own: str) -> None
 @MIRRORS
 def test_alone_it_is_local_training_to_the_bit(method: Method, shared: str, own: str) -> None:
     task = small_task(clients=1)
-    runs = [simulate(m, task, 3).store.local for m in (method, Local())]
+    runs = [simulate(m, task, 3).store.local_params for m in (method, Local())]
     assert largest_difference(*runs) == 0
 
 

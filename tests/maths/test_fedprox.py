@@ -27,7 +27,7 @@ def test_long_training_ends_at_the_proximal_point() -> None:
     task = heterogeneous(TrainingConfig(epochs=400, lr=0.1))
     run = simulate(FedProx(mu=0.7), task, 1)
     expected = task.proximal_points(torch.zeros(2, dtype=torch.float64), 0.7)
-    assert largest_difference(run.store.local["w"], expected) < 1e-12
+    assert largest_difference(run.store.local_params["w"], expected) < 1e-12
 
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf"), 20.0])

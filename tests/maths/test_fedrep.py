@@ -18,7 +18,7 @@ def test_two_rounds_by_definition() -> None:
         models = [train(task, k, models[k], body, round=t, stream=1) for k in range(6)]
         average = mean_by_size(task, models, body)
     for k in range(6):
-        held = {name: value[k] for name, value in run.store.local.items()}
+        held = {name: value[k] for name, value in run.store.local_params.items()}
         assert largest_difference(held, {name: models[k][name] for name in held}) < 1e-12
     assert largest_difference({name: run.params[name] for name in average}, average) < 1e-12
 

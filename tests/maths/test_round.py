@@ -82,7 +82,7 @@ def test_named_evaluations_are_of_the_models_they_name():
         ids, {k: v.expand(6, *v.shape) for k, v in one_less.params.items()}, "test"
     )
     assert run.logs[-1].received.acc == pytest.approx(float(received["acc"].mean()))
-    trained = task.evaluate_stack(ids, run.store.local, "test")
+    trained = task.evaluate_stack(ids, run.store.local_params, "test")
     assert run.logs[-1].trained.loss == pytest.approx(float(trained["loss"].mean()))
     personal = task.evaluate_stack(ids, run.personal_models()[1], "test")
     assert run.logs[-1].personal.acc == pytest.approx(float(personal["acc"].mean()))
@@ -128,15 +128,17 @@ def test_a_client_that_turns_non_finite_is_dropped_named_and_may_come_back(execu
     run = simulate(Poisoned(), task, 3, executor)
     assert [log.dropped for log in run.logs] == [[], [2], []]
     assert all(torch.isfinite(v).all() for v in run.params.values())
-    assert all(torch.isfinite(v).all() for v in run.store.local.values())
+    assert all(torch.isfinite(v).all() for v in run.store.local_params.values())
     # Round 2 averaged the five others, with weights renormalised over them.
     first, others = simulate(FedAvg(), task, 1, executor), torch.tensor([0, 1, 3, 4, 5])
     second = simulate(Poisoned(), task, 2, executor)
     n = task.num_examples(others).double()
-    expected = torch.tensordot(n / n.sum(), second.store.local["0.weight"][others], 1)
+    expected = torch.tensordot(n / n.sum(), second.store.local_params["0.weight"][others], 1)
     assert torch.allclose(second.params["0.weight"], expected, atol=1e-15)
     # The client itself keeps what it held.
-    assert torch.equal(second.store.local["0.weight"][2], first.store.local["0.weight"][2])
+    assert torch.equal(
+        second.store.local_params["0.weight"][2], first.store.local_params["0.weight"][2]
+    )
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def test_models_of_clients_need_not_be_kept():
         FedAvg(), task, task.training, RoundLoopConfig(2, 0, 1.0, "stacked", 1, False)
     )
     run.run_round()
-    assert run.store.local == {}
+    assert run.store.local_params == {}
     assert largest_difference(run.params, simulate(FedAvg(), task, 1).params) == 0
 
 
@@ -189,7 +191,7 @@ def test_a_million_clients_cost_no_more_than_the_cohort():
     task = small_task("linear", clients=1_000_000, server_clients=20)
     run = simulate(FedAvg(), task, 2, participation=1e-5)
     assert len(run.store.ids) == 20
-    assert run.store.local["weight"].shape[0] == 20
+    assert run.store.local_params["weight"].shape[0] == 20
     assert len(task.data._generated) <= 40
 
 

@@ -46,7 +46,7 @@ def test_the_servers_gain_by_hand() -> None:
     sim = simulate(FedAvg(), task, 1)
     found = certify(sim, samples=3)
     again = simulate(FedAvg(), task, 2)
-    f = task.evaluate_stack(torch.arange(6), again.store.local, "val")["loss"]
+    f = task.evaluate_stack(torch.arange(6), again.store.local_params, "val")["loss"]
     n = task.num_examples(torch.arange(6)).double()
     u = torch.rand(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     other = torch.softmax((2 * u - 1) * torch.tensor(10.0).log().double(), -1)

@@ -13,9 +13,9 @@ def test_state_reward_and_weights_by_hand() -> None:
     sim = simulate(DapFL(), task, 1)
     ids = torch.arange(6)
     before = task.evaluate_stack(
-        ids, {k: v.expand(6, *v.shape) for k, v in sim.initial.items()}, "val"
+        ids, {k: v.expand(6, *v.shape) for k, v in sim.initial_params.items()}, "val"
     )
-    after = task.evaluate_stack(ids, sim.store.local, "val")
+    after = task.evaluate_stack(ids, sim.store.local_params, "val")
     held = sim.store.state["agent"]
     assert (
         largest_difference(held["last_state"], torch.stack([before["loss"], before["acc"]], 1))
@@ -28,7 +28,7 @@ def test_state_reward_and_weights_by_hand() -> None:
         < 1e-9
     )
     n = task.num_examples(ids).double()
-    mean = {k: torch.tensordot(n / n.sum(), v, 1) for k, v in sim.store.local.items()}
+    mean = {k: torch.tensordot(n / n.sum(), v, 1) for k, v in sim.store.local_params.items()}
     assert largest_difference(sim.params, mean) < 1e-12
 
 

@@ -131,7 +131,11 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
     method = Page(energy_budget="devices")
     method.check(task, task.training)
     run = FederatedSimulation(
-        method, task, task.training, RoundLoopConfig(3, 0, 1.0, "stacked", 1, True), timing=timing
+        method,
+        task,
+        task.training,
+        RoundLoopConfig(3, 0, 1.0, "stacked", 1, True),
+        clock_config=timing,
     )
     for _ in range(3):
         log = run.run_round()

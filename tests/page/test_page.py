@@ -89,10 +89,10 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
     method, task = Page(**PAPER), small_task()
     sim = simulate(method, task, 1)
     ids = torch.arange(task.num_clients)
-    received_acc = task.evaluate_stack(ids, everybody(sim.initial), "val")["acc"]
+    received_acc = task.evaluate_stack(ids, everybody(sim.initial_params), "val")["acc"]
     held = sim.store.state["agent"]
     assert largest_difference(held["last_state"].squeeze(1), received_acc) < 1e-12
-    trained_loss = task.evaluate_stack(ids, sim.store.local, "val")["loss"]
+    trained_loss = task.evaluate_stack(ids, sim.store.local_params, "val")["loss"]
     assert largest_difference(held["last_reward"], 1 / trained_loss.clamp(min=MIN_LOSS)) < 1e-9
     assert (
         sim.logs[0].decisions["epochs"]
@@ -115,7 +115,7 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
 def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
     method, task = Page(**PAPER), small_task()
     sim = simulate(method, task, 1)
-    uploads = sim.store.local
+    uploads = sim.store.local_params
     accs = task.evaluate_server(uploads, "public")["acc"]
     state = sim.server_state["server_agent"]
     assert largest_difference(state["last_state"], accs) < 1e-12
@@ -223,7 +223,7 @@ def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
 def test_bias_to_the_server_tilts_the_weights_to_where_the_global_model_errs() -> None:
     task = small_task()
     plain, biased = (simulate(Page(bias=bias, **PAPER), task, 1) for bias in ("1:1", "100:1"))
-    error = 1 - task.evaluate_stack(torch.arange(6), everybody(plain.initial), "val")["acc"]
+    error = 1 - task.evaluate_stack(torch.arange(6), everybody(plain.initial_params), "val")["acc"]
     tilted = torch.tensor(plain.logs[0].logged["p"]).double() * (error + ERROR_OFFSET) ** 2
     expected = (tilted / tilted.sum()).tolist()
     assert biased.logs[0].logged["p"] == pytest.approx(expected, rel=1e-4)
@@ -305,7 +305,7 @@ def test_dropped_clients_leave_the_weights_a_simplex() -> None:
     sim = simulate(Page(**PAPER), task, 1)
     s = Server(task, task.training, sim.params, sim.server_state, 0, 2, 2)
     ids = torch.tensor([1, 4])
-    uploads = {k: v[ids] for k, v in sim.store.local.items()}
+    uploads = {k: v[ids] for k, v in sim.store.local_params.items()}
     losses: dict[str, Tensor] = {
         name: torch.ones(2, dtype=torch.float64) for name in ("received_loss", "trained_loss")
     }

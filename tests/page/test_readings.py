@@ -28,9 +28,9 @@ def log_gain(before: Tensor, after: Tensor) -> Tensor:
 def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents: str) -> None:
     task = small_task()
     sim = simulate(Page(agents=agents, **SHORT), task, 1)
-    before = task.evaluate_stack(IDS, everybody(sim.initial), "val")
-    trained = task.evaluate_stack(IDS, sim.store.local, "val")
-    error = 1 - task.evaluate_stack(IDS, everybody(sim.initial), "train")["acc"].double()
+    before = task.evaluate_stack(IDS, everybody(sim.initial_params), "val")
+    trained = task.evaluate_stack(IDS, sim.store.local_params, "val")
+    error = 1 - task.evaluate_stack(IDS, everybody(sim.initial_params), "train")["acc"].double()
     held = sim.store.state["agent"]
     last = torch.zeros(6, dtype=torch.float64)  # one round asked for: none is left
     assert (
@@ -50,7 +50,7 @@ def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents:
     kappa = 0.5 + 0.5 * float(follower["last_action"])
     p = task.num_examples(IDS).double() * (error + ERROR_OFFSET) ** kappa
     assert sim.logs[0].logged["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
-    both = {name: torch.stack([old, sim.params[name]]) for name, old in sim.initial.items()}
+    both = {name: torch.stack([old, sim.params[name]]) for name, old in sim.initial_params.items()}
     assert float(follower["last_reward"]) == pytest.approx(
         float(log_gain(*task.evaluate_server(both, "public")["loss"]))
     )
@@ -72,7 +72,7 @@ def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() 
 def test_levels_are_paid_as_in_the_paper_and_looked_ahead_for() -> None:
     task = small_task()
     sim = simulate(RewardLevel(**SHORT), task, 1)
-    f = task.evaluate_stack(IDS, sim.store.local, "val")["loss"].double()
+    f = task.evaluate_stack(IDS, sim.store.local_params, "val")["loss"].double()
     p = torch.tensor(sim.logs[0].logged["p"], dtype=torch.float64)
     assert (
         largest_difference(sim.store.state["agent"]["last_reward"], 1 / f.clamp(min=MIN_LOSS))
@@ -98,7 +98,7 @@ def test_zero_is_what_is_configured() -> None:
     free, half = (simulate(kind(control="zero", **SHORT), task, 3) for kind in (FreeWeights, Page))
     assert largest_difference(free.params, plain.params) < 1e-12
     assert free.logs[-1].decisions == half.logs[-1].decisions == plain.logs[-1].decisions
-    error = 1 - task.evaluate_stack(IDS, everybody(half.initial), "train")["acc"].double()
+    error = 1 - task.evaluate_stack(IDS, everybody(half.initial_params), "train")["acc"].double()
     p = task.num_examples(IDS).double() * (error + ERROR_OFFSET) ** 0.5
     assert half.logs[0].logged["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
     assert "client_agent" not in half.server_state
@@ -134,7 +134,7 @@ def test_bias_to_the_server_adds_to_the_exponent() -> None:
     plain, biased = (
         simulate(Page(control="zero", bias=bias, **SHORT), task, 1) for bias in ("1:1", "10:1")
     )
-    error = 1 - task.evaluate_stack(IDS, everybody(plain.initial), "train")["acc"].double()
+    error = 1 - task.evaluate_stack(IDS, everybody(plain.initial_params), "train")["acc"].double()
     p = torch.tensor(plain.logs[0].logged["p"]).double() * (error + ERROR_OFFSET)
     assert biased.logs[0].logged["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-4)
 

@@ -185,8 +185,8 @@ def test_the_actor_learns_to_prefer_whom_the_reward_prefers() -> None:
 def test_transitions_by_hand() -> None:
     method, task = Page(**PAPER), small_task()
     sim = simulate(method, task, 1)
-    ids, uploads = torch.arange(6), sim.store.local
-    before = task.evaluate_stack(ids, everybody(sim.initial), "val")
+    ids, uploads = torch.arange(6), sim.store.local_params
+    before = task.evaluate_stack(ids, everybody(sim.initial_params), "val")
     trained = task.evaluate_stack(ids, uploads, "val")
     back = task.evaluate_stack(ids, everybody(sim.params), "val")
     held = sim.store.state["agent"]
@@ -304,7 +304,7 @@ def test_only_some_of_the_asked_reply() -> None:
         "trained_acc": torch.ones(1),
     }
     metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.state["agent"]["transition"].items()}
-    uploads = {k: v[:1] for k, v in sim.store.local.items()}
+    uploads = {k: v[:1] for k, v in sim.store.local_params.items()}
     p, state = method.aggregation_weights(s, torch.tensor([4]), ClientUpdate(uploads, {}, metrics))
     assert isinstance(p, Tensor)
     assert p.tolist() == [1.0]

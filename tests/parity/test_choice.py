@@ -89,7 +89,7 @@ def test_a_measurement_tries_the_ways_that_the_model_allows(model, monkeypatch):
 )
 def test_processes_share_models_that_do_not_stack_unasked(choice, options, processes, monkeypatch):
     monkeypatch.setattr(multiprocess, "available_cores", lambda: 2)
-    monkeypatch.setattr(multiprocess, "seconds_of_a_step", lambda *_: 1.0)
+    monkeypatch.setattr(multiprocess, "seconds_per_step", lambda *_: 1.0)
     settings = RunSettings.from_options(
         {"task": "fmnist", "model": "cnn", "clients": 4, "rounds": 5, **options}
     )
@@ -101,7 +101,9 @@ def test_processes_share_models_that_do_not_stack_unasked(choice, options, proce
 def test_the_measurement_knows_whether_processes_may_share(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        multiprocess, "choose", lambda *_, shared: asked.append(shared) or ExecutorPlan("loop")
+        multiprocess,
+        "select_executor",
+        lambda *_, allow_processes: asked.append(allow_processes) or ExecutorPlan("loop"),
     )
     for options in (
         {},

@@ -114,7 +114,7 @@ def test_processes_are_for_the_processor(monkeypatch, tmp_path):
     task = small_real("cnn").to(FAR)
     monkeypatch.setattr("equipoise.simulation.executor_selection.available_cores", lambda: 4)
     with Pretended():
-        choice = select_executor(task, TrainingConfig(batch_size=4), 3, shared=True)
+        choice = select_executor(task, TrainingConfig(batch_size=4), 3, allow_processes=True)
     assert "processes" not in choice.why
     settings = RunSettings.from_options({"task": "fmnist", "model": "cnn"})
     assert num_processes(settings, task, ExecutorPlan("loop", processes=2)) == (1, "")

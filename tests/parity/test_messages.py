@@ -5,7 +5,14 @@ import multiprocessing
 import pytest
 import torch
 
-from equipoise.simulation.ipc import SHORT, ForkedGroup, WorkerLost, channels, pack, unpack
+from equipoise.simulation.ipc import (
+    MAX_SHORT_BYTES,
+    ForkedGroup,
+    WorkerLost,
+    channels,
+    pack,
+    unpack,
+)
 from helpers import largest_difference
 
 
@@ -36,7 +43,7 @@ def ends():
 
 def test_messages_of_any_length_cross_and_keep_their_order(ends):
     one, other, _ = ends
-    long = {"rows": torch.arange(40 * SHORT)}
+    long = {"rows": torch.arange(40 * MAX_SHORT_BYTES)}
     under_way = [
         (one, one.send(1, long)),
         (one, one.send(1, {"short": 1})),
@@ -52,11 +59,11 @@ def test_messages_of_any_length_cross_and_keep_their_order(ends):
 def test_a_message_counts_although_its_sender_ended_before_it_rang(ends):
     one, other, line = ends
     one.send(1, {"last": True})
-    assert line.mine.acquire(timeout=1)
+    assert line.incoming.acquire(timeout=1)
     one.leave()
     assert other.receive(0) == {"last": True}
     with pytest.raises(WorkerLost, match="process 1 of 2 has ended"):
         other.receive(0)
-    for message in ({}, {"long": torch.zeros(40 * SHORT)}):
+    for message in ({}, {"long": torch.zeros(40 * MAX_SHORT_BYTES)}):
         with pytest.raises(WorkerLost, match="process 1 of 2 has ended"):
             other.sent(other.send(0, message), 0)

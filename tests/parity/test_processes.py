@@ -26,7 +26,7 @@ from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import place
 from equipoise.simulation.executors import Loop, Stacked
-from equipoise.simulation.ipc import FIRST, TorchrunGroup, WorkerLost, backend_of
+from equipoise.simulation.ipc import FIRST_PART_BYTES, TorchrunGroup, WorkerLost, backend_of
 from equipoise.simulation.multiprocess import (
     MultiProcessExecutor,
     Worker,
@@ -299,7 +299,7 @@ def test_long_messages_of_devices_travel_between_devices(monkeypatch):
     group.rank, group.size, group._wire = 0, 2, FAR
     monkeypatch.setattr(dist, "isend", lambda part, to: wire.append(part))
     monkeypatch.setattr(dist, "recv", lambda into, sender: into.copy_(wire.pop(0)))
-    long = {"rows": torch.randn(FIRST)}
+    long = {"rows": torch.randn(FIRST_PART_BYTES)}
     with Pretended():
         for message, crossing, there in (
             (long, False, [False, True]),
@@ -453,10 +453,10 @@ def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, mon
     run(SCAFFOLD, tmp_path / "short", on_message=told.append)
     assert told == []  # too short to look at
     monkeypatch.setattr(multiprocess, "MIN_STEP_SECONDS", 1.0)
-    monkeypatch.setattr(multiprocess, "seconds_of_a_step", lambda *_: 0.0)
+    monkeypatch.setattr(multiprocess, "seconds_per_step", lambda *_: 0.0)
     run(SCAFFOLD, tmp_path / "looked", on_message=told.append)
     assert told.pop().startswith("one process: local training takes one about 0 ms")
-    monkeypatch.setattr(multiprocess, "seconds_of_a_step", lambda *_: 1.0)
+    monkeypatch.setattr(multiprocess, "seconds_per_step", lambda *_: 1.0)
     run(SCAFFOLD, tmp_path / "long", on_message=told.append)
     assert told.pop().startswith("2 processes share the clients: local training takes one about")
     assert json.loads((tmp_path / "long" / "summary.json").read_text())["executor"].endswith(

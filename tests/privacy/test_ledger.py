@@ -117,7 +117,7 @@ def test_a_resumed_run_goes_on_counting() -> None:
             task,
             task.training,
             RoundLoopConfig(4, 0, 0.5, "stacked", 1, True),
-            ledger=ledger,
+            accountant=ledger,
         )
 
     whole, first, second = start(), start(), start()

@@ -44,8 +44,8 @@ def _stack(rows, start=0.0):
 @pytest.mark.parametrize("memory", [0, 200, 10**6])  # none, some and all of the rows are in memory
 @pytest.mark.parametrize("promised", [0, 2**32])
 def test_rows_are_what_was_written_wherever_they_lie(memory, promised, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows_of, "SHARD", 3 * 256)  # three records a file
-    monkeypatch.setattr(rows_of, "PROMISED", promised)
+    monkeypatch.setattr(rows_of, "SHARD_BYTES", 3 * 256)  # three records a file
+    monkeypatch.setattr(rows_of, "MAX_RESERVED_BYTES", promised)
     rows = ClientTable(_stack(1), 9, MemoryBudget(memory, tmp_path))
     rows.put(torch.arange(2), _stack(2))
     rows.put(torch.arange(9), _stack(9))
@@ -92,7 +92,7 @@ def test_where_rows_lie_changes_no_number(name, memory):
         task = small_task(clients=10)
         schedule = RoundLoopConfig(5, 0, 0.4, "stacked", 2, True)
         simulation = FederatedSimulation(
-            find_method(name)(), task, task.training, schedule, room=room
+            find_method(name)(), task, task.training, schedule, memory_budget=room
         )
         records = [timeless(simulation.run_round()) for _ in range(5)]
         return simulation.state_dict(), records, simulation.personal_models()

@@ -70,7 +70,7 @@ def test_a_short_batch_is_the_likelihood_of_its_own_rows() -> None:
         at_risk = time[None, :] >= time[:, None]
         loss = (event * ((at_risk * h.exp()).sum(1).log() - h)).mean()
         expected = w - 0.05 * torch.autograd.grad(loss, w)[0]
-        assert torch.allclose(simulation.store.local[name][client], expected, atol=1e-12)
+        assert torch.allclose(simulation.store.local_params[name][client], expected, atol=1e-12)
 
 
 def test_a_linear_regression_finds_its_coefficients() -> None:

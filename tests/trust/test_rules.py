@@ -13,7 +13,7 @@ from equipoise.experiment.runner import build_task
 from equipoise.methods import all_methods
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.aggregation_guard import norm_outliers, update_norms
-from equipoise.simulation.attacks import ATTACKS, attacked, hostile_clients, parse
+from equipoise.simulation.attacks import ATTACKS, hostile_clients, parse_attack, with_attack
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
@@ -224,7 +224,7 @@ def test_trust_finds_liars_among_clients_that_differ(attack):
         RoundLoopConfig(12, 2, 1.0, "stacked", 12, False),
     )
     simulation = FederatedSimulation(
-        method, build_task(settings), settings.training, schedule, attacked(Stacked, attack)
+        method, build_task(settings), settings.training, schedule, with_attack(Stacked, attack)
     )
     for _ in range(12):
         simulation.run_round()
@@ -315,7 +315,7 @@ def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
     task = small_task("mlp", clients=12, size_sigma=0.0)
     schedule = RoundLoopConfig(3, 0, 1.0, "stacked", 1, True)
     simulation = FederatedSimulation(
-        all_methods()[name](), task, task.training, schedule, attacked(Stacked, "flip:0.05")
+        all_methods()[name](), task, task.training, schedule, with_attack(Stacked, "flip:0.05")
     )
     liar = int(hostile_clients(0, 12, 0.05)[0])
     assert [simulation.run_round().dropped for _ in range(3)][1:] == [[liar]] * 2
@@ -367,14 +367,14 @@ def test_who_lies_is_drawn_by_the_seed():
 @pytest.mark.parametrize("text", ["flip", "flip:0", "flip:1", "flip:x", "nothing:0.1"])
 def test_a_wrong_attack_is_refused(text):
     with pytest.raises(UsageError, match="attack"):
-        parse(text)
+        parse_attack(text)
 
 
 def uploads(executor, attack):
     task = small_task("mlp")
     method = all_methods()["autopilot"]()
     seen = []
-    make = attacked(executor, attack)
+    make = with_attack(executor, attack)
 
     def watched(*about):
         inner = make(*about)

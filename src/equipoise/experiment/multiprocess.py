@@ -20,19 +20,19 @@ from equipoise.experiment.signals import threads
 from equipoise.records.run_dir import Folder
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
-from equipoise.simulation.attacks import ATTACKS, parse
+from equipoise.simulation.attacks import ATTACKS, parse_attack
 from equipoise.simulation.client_store import MemoryBudget
 from equipoise.simulation.executor_selection import (
     EXECUTORS,
     ExecutorPlan,
     available_cores,
-    seconds_of_a_step,
+    seconds_per_step,
     select_executor,
 )
 from equipoise.simulation.executors import InProcessExecutor
 from equipoise.simulation.ipc import (
+    Channels,
     ForkedGroup,
-    Lines,
     ProcessGroup,
     TorchrunGroup,
     WorkerLost,
@@ -78,7 +78,7 @@ def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorP
         task,
         settings.training.at(1, run.rounds),
         cohort,
-        shared=not single_process_reason(settings, task),
+        allow_processes=not single_process_reason(settings, task),
     )
     if choice.processes == 1:
         choice = replace(choice, threads=max(choice.threads, run.threads))
@@ -121,7 +121,7 @@ def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tu
     if processes == 1 or short:
         return 1, ""
     with threads(1):  # as in each of several processes
-        each = steps * seconds_of_a_step(task, training, chunks[0].stop)
+        each = steps * seconds_per_step(task, training, chunks[0].stop)
     saved = run.rounds * (each * (1 - 1 / processes) - MESSAGE_SECONDS)
     measured = f"local training takes one about {1000 * each:.0f} ms per round"
     if saved < MIN_SAVED_SECONDS:
@@ -152,7 +152,7 @@ def check(settings: RunSettings, task: Task) -> None:
 
 def single_process_reason(settings: RunSettings, task: Task) -> str:
     """Return why the run needs a single process; empty if it does not."""
-    if settings.run.attack and parse(settings.run.attack)[0] in ATTACKS:
+    if settings.run.attack and parse_attack(settings.run.attack)[0] in ATTACKS:
         return (
             "hostile clients of an attack on uploads see those of all others, "
             "which must be in one process"
@@ -291,7 +291,7 @@ def forked(count: int, work: Callable[[ProcessGroup], None]) -> Iterator[Process
 
 def _child(
     rank: int,
-    ends: list[Lines],
+    ends: list[Channels],
     watched: Connection,
     alive: Connection,
     work: Callable[[ProcessGroup], None],

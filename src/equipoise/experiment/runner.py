@@ -45,8 +45,8 @@ from equipoise.records.summary import About, Summary, summarise, validation_scor
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
-from equipoise.simulation.attacks import attacked, hostile_clients
-from equipoise.simulation.attacks import parse as parse_attack
+from equipoise.simulation.attacks import hostile_clients, with_attack
+from equipoise.simulation.attacks import parse_attack as parse_attack
 from equipoise.simulation.client_store import MemoryBudget
 from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, place
 from equipoise.simulation.ipc import ProcessGroup
@@ -353,7 +353,7 @@ class RunSession:
             run.save_personal,
         )
         self.make_executor = make_executor or plan.make
-        make = make_executor or attacked(self.make_executor, run.attack)
+        make = make_executor or with_attack(self.make_executor, run.attack)
         make = (lambda *_: multiprocess) if multiprocess else make
         self.simulation = FederatedSimulation(
             settings.wrapped_method,

@@ -23,7 +23,7 @@ from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
-from equipoise.simulation.attacks import parse as parse_attack
+from equipoise.simulation.attacks import parse_attack as parse_attack
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.wrappers.deadline import with_deadline_epochs

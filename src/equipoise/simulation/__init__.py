@@ -1,0 +1,1 @@
+"""The simulation: server loop, executors, client store and simulated clock."""

@@ -1,4 +1,7 @@
-"""Which replies the server takes, and whether what it makes of them is sound: what is not is never adopted."""
+"""Guards around decision 3: which replies may be used, and whether the new server is valid.
+
+A result that is not finite is never adopted, and replies that cause a failure are left out.
+"""
 
 from __future__ import annotations
 
@@ -19,46 +22,54 @@ from equipoise.utils.pytree import Params, State, index, leaves
 if TYPE_CHECKING:
     from equipoise.simulation.executors import CohortResults
 
-MAX_NORM_RATIO = 5.0  # as long as nearly all others' may a change be
-MAX_NORM_RATIO_STATEFUL = (
-    8.0  # the same where clients keep models of their own, from which they start
-)
-MAX_INPUTS_AT_ONCE = 2**20
-MAX_ABS_PARAMETER = 1e10  # of a parameter: a model with such numbers is of no use to anybody
+MAX_NORM_RATIO = 5.0  # of an update norm to the trimmed maximum of the cohort
+MAX_NORM_RATIO_STATEFUL = 8.0  # the same where clients start from models of their own
+MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
+MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
 
 
 @dataclass
 class UpdateDiagnostics:
-    """What must be known of a stack of replies before any of them is used, wherever they are."""
+    """What decides whether a reply may be used, computed where the replies are.
+
+    Attributes:
+        is_finite: Mask `[R]`: all numbers of update and client state are finite.
+        norms: Norm `[R]` of each update.
+        violations: Reason by row of a reply whose reported numbers are out of range.
+    """
 
     is_finite: Tensor
     norms: Tensor
-    """The length of each change."""
     violations: dict[int, str]
-    """Rows that report numbers out of their ranges."""
 
     @classmethod
-    def of(cls, method: Method, sent: Params, reply: ClientResult) -> UpdateDiagnostics:
-        up, clients = reply.update, len(leaves(reply)[0])
+    def compute(cls, method: Method, sent: Params, reply: ClientResult) -> UpdateDiagnostics:
+        """Compute the diagnostics of a stack of replies.
+
+        Args:
+            method: The method, which declares the ranges of reported numbers.
+            sent: The model that the clients were sent.
+            reply: The replies, stacked `[R, ...]`.
+        """
+        update = reply.update
+        num_clients = len(leaves(reply)[0])
         return cls(
-            rows_are_finite((up, reply.client_state), clients),
-            update_norms(sent, up.params, clients),
-            validate_reports(method.report_ranges, up),
+            rows_are_finite((update, reply.client_state), num_clients),
+            update_norms(sent, update.params, num_clients),
+            validate_reports(method.report_ranges, update),
         )
 
     @classmethod
-    def joined(cls, parts: list[UpdateDiagnostics]) -> UpdateDiagnostics:
-        """Of one stack from several, in their order."""
+    def concatenate(cls, parts: list[UpdateDiagnostics]) -> UpdateDiagnostics:
+        """Join the diagnostics of several stacks, in their order."""
         firsts = accumulate((len(part.is_finite) for part in parts), initial=0)
-        why = {
-            first + place: text
-            for first, part in zip(firsts, parts, strict=False)
-            for place, text in part.violations.items()
-        }
+        violations: dict[int, str] = {}
+        for first, part in zip(firsts, parts, strict=False):
+            violations |= {first + row: reason for row, reason in part.violations.items()}
         return cls(
             torch.cat([part.is_finite for part in parts]),
             torch.cat([part.norms for part in parts]),
-            why,
+            violations,
         )
 
 
@@ -74,7 +85,7 @@ class AggregationOutcome:
     """
 
     server: Server
-    rows: Tensor
+    accepted: Tensor
     blamed: dict[int, str] = field(default_factory=dict)
     skipped: str | None = None
 
@@ -106,7 +117,7 @@ class Aggregation:
             accepted: Mask `[R]` of the replies to use.
 
         Returns:
-            The new server and an empty text; or None and the error or what is wrong with the result.
+            The new server and an empty text; or None and the error, or the fault of the result.
         """
         after = copy.copy(self.server)
         after.logged = dict(self.server.logged)
@@ -218,7 +229,16 @@ def _describe(failure: str | Exception) -> str:
 
 
 def update_norms(before: Params, after: Params, clients: int) -> Tensor:
-    """How far each model of a stack is from the one before."""
+    """Return the Euclidean norm of each update.
+
+    Args:
+        before: The model before training.
+        after: Trained models, stacked `[K, ...]`.
+        clients: The number K of clients.
+
+    Returns:
+        Norms `[K]` in double precision.
+    """
     each = [
         _norms_of_stack(after[name], before[name])
         for name in after
@@ -231,54 +251,83 @@ def update_norms(before: Params, after: Params, clients: int) -> Tensor:
 
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
-    """Of a bounded number of clients at once: differences in double precision take three times their models' memory."""
-    at_once = max(1, MAX_INPUTS_AT_ONCE // max(1, before.numel()))
-    moves = (some - before for some in after.split(at_once))
-    return torch.cat(
-        [torch.linalg.vector_norm(move.flatten(1), dim=1, dtype=torch.float64) for move in moves]
-    )
+    """Return the norms of one parameter, a bounded number of clients at once.
+
+    Differences in double precision take three times the memory of the models.
+    """
+    clients_at_once = max(1, MAX_NUMBERS_AT_ONCE // max(1, before.numel()))
+    changes = (some - before for some in after.split(clients_at_once))
+    norms = [
+        torch.linalg.vector_norm(change.flatten(1), dim=1, dtype=torch.float64)
+        for change in changes
+    ]
+    return torch.cat(norms)
 
 
 def norm_outliers(
-    long: Tensor, paths: Tensor, rows: Tensor, times: float = MAX_NORM_RATIO
+    norms: Tensor, step_budgets: Tensor, accepted: Tensor, max_ratio: float = MAX_NORM_RATIO
 ) -> dict[int, str]:
-    """Those of ``rows`` (booleans) whose change is much longer than nearly all others', also for the steps behind it.
+    """Find updates that are much larger than nearly all others, also relative to their steps.
 
-    ``paths``: steps times rate of each client. A client with many more rows than others moves further, one with a
-    smaller rate moves further for its steps: neither alone is a reason. The bound is far above what honest clients
-    differ by in both, so that nothing changes where nobody attacks.
+    A client with many more rows than others moves further, and one with a smaller learning rate
+    moves further for its steps: neither alone is a reason. The bound is far above the differences
+    between honest clients, so that nothing changes where nobody attacks.
+
+    Args:
+        norms: Update norms `[R]`.
+        step_budgets: Steps times learning rate of each client, `[R]`.
+        accepted: Mask `[R]` of the replies to compare.
+        max_ratio: The largest allowed ratio to the trimmed maximum.
+
+    Returns:
+        The reason by row of an outlier; empty for small cohorts.
     """
-    if int(rows.sum()) < MIN_COHORT:
+    if int(accepted.sum()) < MIN_COHORT:
         return {}
-    much = [_times_usual(values, rows) for values in (long, long / paths)]
-    found = torch.nonzero(rows & (much[0] > times) & (much[1] > times)).flatten().tolist()
+    ratios = _ratio_to_trimmed_max(norms, accepted)
+    ratios_per_step = _ratio_to_trimmed_max(norms / step_budgets, accepted)
+    is_outlier = accepted & (ratios > max_ratio) & (ratios_per_step > max_ratio)
     return {
-        row: f"its change is {float(much[0][row]):.3g} times as long as nearly all others'"
-        for row in found
+        row: f"its change is {float(ratios[row]):.3g} times as long as nearly all others'"
+        for row in torch.nonzero(is_outlier).flatten().tolist()
     }
 
 
-def _times_usual(values: Tensor, rows: Tensor) -> Tensor:
-    """How many times the longest of nearly all each is."""
-    usual = trimmed_max(values[rows])
+def _ratio_to_trimmed_max(values: Tensor, accepted: Tensor) -> Tensor:
+    """Return each value relative to the trimmed maximum of the accepted ones."""
+    usual = trimmed_max(values[accepted])
     return values / usual if usual > 0 else torch.zeros_like(values)
 
 
 def rows_are_finite(tree: object, clients: int) -> Tensor:
-    """Per client: whether every number is finite. A sum is finite only if all of its terms are: one pass decides."""
-    fine = torch.ones(clients, dtype=torch.bool)
-    seen: set[int] = set()  # what is uploaded is often also what is held
+    """Return for each client whether all of its numbers are finite.
+
+    A sum is finite only if all of its terms are, so that one pass decides for nearly all tensors.
+
+    Args:
+        tree: A tree of tensors `[K, ...]`.
+        clients: The number K of clients.
+
+    Returns:
+        A mask `[K]`.
+    """
+    is_finite = torch.ones(clients, dtype=torch.bool)
+    seen: set[int] = set()  # an uploaded tensor is often part of the client state, too
     for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())
             rows = value.reshape(clients, -1)
             whole = torch.isfinite(rows.sum(1))
-            fine &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
-    return fine
+            # A sum of large finite numbers may overflow: look at each number then.
+            is_finite &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
+    return is_finite
 
 
 def _state_is_finite(before: State, after: State) -> bool:
-    """Whether nothing became infinite or NaN; what was so before is meant (a record that nobody has set yet)."""
+    """Return whether no number became infinite or NaN.
+
+    A number that was so before the round is intended: an entry that nobody has set yet.
+    """
     if not after:
         return True
     known = dict(pytree.tree_flatten_with_path(before)[0])

@@ -31,8 +31,8 @@ from equipoise.simulation.executors import CohortResults, Executor
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError, nearest
 
-SCALE = 10.0
-LITTLE = 1.5
+ATTACK_SCALE = 10.0
+LITTLE_NUM_STDS = 1.5
 MakeExecutor = Callable[[Method, Task, TrainingConfig, int, int], Executor]
 
 
@@ -46,21 +46,22 @@ def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
     )
 
 
-def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
-    """The executor with hostile clients: ``NAME:SHARE``; as it is without any, and if they lie in their rows alone."""
-    name, share = parse(text) if text else ("", 0.0)
+def with_attack(make: MakeExecutor, text: str) -> MakeExecutor:
+    """Add hostile clients (`NAME:SHARE`) to an executor; data attacks leave it as it is."""
+    name, share = parse_attack(text) if text else ("", 0.0)
     if name not in ATTACKS:
         return make
 
     def attacking(
         method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> Executor:
-        return Attacked(make(method, task, training, seed, rounds), name, share)
+        return AttackedExecutor(make(method, task, training, seed, rounds), name, share)
 
     return attacking
 
 
-def parse(text: str) -> tuple[str, float]:
+def parse_attack(text: str) -> tuple[str, float]:
+    """Parse `NAME:SHARE` into the name of an attack and the share of hostile clients."""
     name, _, number = text.partition(":")
     known = (*ATTACKS, *DATA_ATTACKS)
     if name not in known:
@@ -78,7 +79,7 @@ def parse(text: str) -> tuple[str, float]:
     return name, share
 
 
-class Attacked(Executor):
+class AttackedExecutor(Executor):
     """Another executor, some of whose clients lie. Their own models and scores stay honest."""
 
     def __init__(self, inner: Executor, attack: str, share: float) -> None:
@@ -88,9 +89,11 @@ class Attacked(Executor):
         self.min_replies, self.keeps_models = inner.min_replies, inner.keeps_models
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        """Return the initial states of the inner executor."""
         return self.inner.init_state(ids, initial, keeps_local)
 
     def chunks(self, clients: int) -> list[slice]:
+        """Split a cohort as the inner executor does."""
         return self.inner.chunks(clients)
 
     def run_clients(
@@ -101,6 +104,7 @@ class Attacked(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Run the clients, then change the uploads of hostile ones."""
         replies = self.inner.run_clients(round, ids, message, client_state, splits)
         if replies.stack is None:
             return replies
@@ -128,7 +132,7 @@ class Attacked(Executor):
         return replace(updates, params=changed)
 
     def _worst(self, name: str, value: Tensor, lying: Tensor) -> Tensor:
-        """The top of the declared range: the largest error, reward, loss or number that is believed."""
+        """Replace a metric of hostile clients by the top of its declared range."""
         high = torch.tensor(
             self.method.report_ranges.get(name, DEFAULT_RANGE).high, dtype=torch.float64
         )
@@ -141,20 +145,20 @@ def _noise(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
     typical = torch.linalg.vector_norm(change.flatten(1), dim=1).median() / math.sqrt(
         max(change[0].numel(), 1)
     )
-    lie: Tensor = SCALE * typical * noise
+    lie: Tensor = ATTACK_SCALE * typical * noise
     return lie
 
 
 def _little(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
     honest = change[~lying] if bool((~lying).any()) else change
-    agreed: Tensor = honest.mean(0) - LITTLE * honest.std(0, correction=0)
+    agreed: Tensor = honest.mean(0) - LITTLE_NUM_STDS * honest.std(0, correction=0)
     return agreed.expand_as(change)
 
 
-Lie = Callable[[Tensor, Tensor, torch.Generator], Tensor]
-ATTACKS: dict[str, Lie] = {
-    "flip": lambda change, lying, draw: -SCALE * change,
-    "scaled": lambda change, lying, draw: SCALE * change,
+UploadAttack = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+ATTACKS: dict[str, UploadAttack] = {
+    "flip": lambda change, lying, draw: -ATTACK_SCALE * change,
+    "scaled": lambda change, lying, draw: ATTACK_SCALE * change,
     "noise": _noise,
     "constant": lambda change, lying, draw: torch.ones_like(change),
     "huge": lambda change, lying, draw: torch.full_like(change, 3e38),

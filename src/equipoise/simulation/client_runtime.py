@@ -68,6 +68,7 @@ class ClientRuntime(Client):
 
     @property
     def data_state(self) -> State:
+        """Return the state of the client's data source after its training so far."""
         return self._sources["now"]
 
     def fit(
@@ -86,6 +87,7 @@ class ClientRuntime(Client):
         stream: int = 0,
         training: TrainingConfig | None = None,
     ) -> Params:
+        """Train on the client's own data, and return the new parameters."""
         how = LocalTrainRequest(
             params,
             self.id,
@@ -146,6 +148,7 @@ class ClientRuntime(Client):
         return params, anchor
 
     def evaluate(self, params: Params, split: str = "val") -> Params:
+        """Return the scores of a model on a split of the client's data."""
         task = self.task
         return vmap_primitives.call(
             lambda call: task.evaluate(*call, split),
@@ -154,6 +157,7 @@ class ClientRuntime(Client):
         )
 
     def grad_sq_norm(self, params: Params) -> Tensor:
+        """Return the squared norm of the gradient on the training data."""
         task, when = self.task, self._when
         return vmap_primitives.call(
             lambda call: task.grad_sq_norm(*call, when),
@@ -162,6 +166,7 @@ class ClientRuntime(Client):
         )
 
     def evaluate_heads(self, params: Params, heads: Params, split: str = "val") -> Params:
+        """Return the scores of several heads on one body."""
         task = self.task
         return vmap_primitives.call(
             lambda call: task.evaluate_heads(*call, split),
@@ -170,6 +175,7 @@ class ClientRuntime(Client):
         )
 
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
+        """Draw uniform numbers from the client's own random stream."""
         when, count = self._when, int(torch.Size(shape).numel())
         number = stream if isinstance(stream, streams.Stream) else streams.METHOD_DRAWS[stream]
 
@@ -182,12 +188,15 @@ class ClientRuntime(Client):
     def num_steps(
         self, hparams: LocalHParams, data_range: tuple[float, float] = (0.0, 1.0)
     ) -> Tensor:
+        """Return the number of gradient steps for these hyper-parameters."""
+
         def count(call: tuple[Tensor, Tensor]) -> Tensor:
             return self.task.num_steps(*call, self.training, data_range)
 
         return vmap_primitives.call(count, count, (self.id, hparams.epochs))
 
     def label_counts(self) -> Tensor:
+        """Return the number of training examples of each class."""
         task = self.task
         assert isinstance(task, SupervisedTask)
 
@@ -197,6 +206,7 @@ class ClientRuntime(Client):
         return vmap_primitives.call(count, count, self.id)
 
     def device(self) -> DeviceProfile:
+        """Return the typical speed and bandwidth of the client's device."""
         names = [item.name for item in fields(DeviceProfile)]
 
         def look(ids: Tensor) -> Params:
@@ -208,6 +218,7 @@ class ClientRuntime(Client):
         return DeviceProfile(**vmap_primitives.call(look, look, self.id))
 
     def any_client(self, condition: Tensor) -> bool:
+        """Return whether the condition holds for any client of the stack."""
         seen: list[bool] = []
 
         def look(condition: Tensor) -> Tensor:
@@ -219,7 +230,7 @@ class ClientRuntime(Client):
 
 
 def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) -> ClientResult:
-    """Decisions 4b, 1, 2 and 5 of one client, and its three named evaluations on ``splits`` (none to skip them)."""
+    """Run decisions 4b, 1, 2 and 5 of one client, and its evaluations on `splits`."""
     c.start, c.state = method.receive(c)
     c.hparams, c.state = method.configure_training(c)
     c.trained, c.state = method.train(c)

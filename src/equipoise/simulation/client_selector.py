@@ -1,4 +1,4 @@
-"""Decision 0 by a policy: what the server knows of its clients, and what a round adds to it."""
+"""Decision 0 by a selection policy, with what the server knows of each client."""
 
 from __future__ import annotations
 
@@ -9,76 +9,114 @@ from equipoise.core import Params, Pool, RoundFeedback, SelectionPolicy, State, 
 from equipoise.simulation.executors import RoundReplies
 from equipoise.utils.errors import UsageError
 
-TOLD = "selection_loss"
-"""The name under which clients tell their training loss, where the policy asks for it."""
+LOSS_METRIC = "selection_loss"
+"""The metric in which clients report their training loss, where the policy needs it."""
 
 
 class ClientSelector:
-    """A policy at work. All that changes is in :meth:`state`."""
+    """Run a selection policy.
+
+    Everything that changes is in `state()`.
+    """
 
     def __init__(self, selection: SelectionPolicy, task: Task, seed: int, params: Params) -> None:
-        self.selection, self.task, self.seed = selection, task, seed
-        self._own = selection.init()
-        self._known = _nothing(task.num_clients if selection.is_stateful else 0)
+        """Start the policy.
+
+        Args:
+            selection: The policy.
+            task: The task of the run.
+            seed: Seed of the run.
+            params: The initial model.
+        """
+        self.selection = selection
+        self.task = task
+        self.seed = seed
+        self._policy_state = selection.init()
+        self._client_facts = _unknown_facts(task.num_clients if selection.is_stateful else 0)
         self._loss = self._public_loss(params)
 
     def choose(self, ids: Tensor, count: int, round: int) -> Tensor:
-        """The clients of a round, of those who can be asked."""
+        """Select the clients of a round.
+
+        Args:
+            ids: The available clients.
+            count: How many to select at most.
+            round: Number of the round.
+
+        Returns:
+            The selected ids, ascending.
+
+        Raises:
+            UsageError: The policy selected too many clients, unavailable ones, or one twice.
+        """
         pool = self._pool(ids, count, round)
-        chosen, self._own = self.selection.choose(pool, self._own)
+        chosen, self._policy_state = self.selection.choose(pool, self._policy_state)
         if (
             not bool(torch.isin(chosen, ids).all())
             or len(chosen.unique()) != len(chosen)
             or len(chosen) > count
         ):
             raise UsageError(
-                f"{type(self.selection).__name__}.choose must give at most {count} of the pool's clients, each once: "
-                f"it gave {chosen[:10].tolist()}"
+                f"{type(self.selection).__name__}.choose must give at most {count} of the pool's "
+                f"clients, each once: it gave {chosen[:10].tolist()}"
             )
         return chosen.sort().values
 
     def observe(
-        self, round: int, asked: Tensor, intake: RoundReplies, elapsed: float, params: Params
+        self, round: int, asked: Tensor, replies: RoundReplies, elapsed: float, params: Params
     ) -> None:
-        """Learn from a round that lasted so long and made this model."""
+        """Let the policy learn from a round, and update what is known of the clients.
+
+        Args:
+            round: Number of the round.
+            asked: The clients that were asked.
+            replies: What arrived.
+            elapsed: Simulated seconds that the round took.
+            params: The new model.
+        """
         if not self.selection.is_stateful:
             return
-        came, known, reply = intake.arrived, self._known, intake.replies.stack
-        ids, before = torch.from_numpy(intake.ids)[came], self._loss
+        arrived = replies.arrived
+        facts = self._client_facts
+        ids = torch.from_numpy(replies.ids)[arrived]
+        before = self._loss
         self._loss = self._public_loss(params)
         progress = float(before.clamp(min=1e-12).log() - self._loss.clamp(min=1e-12).log())
         everybody = torch.arange(self.task.num_clients)
-        heard = RoundFeedback(
+        feedback = RoundFeedback(
             self._pool(everybody, len(ids), round), torch.isin(everybody, ids), elapsed, progress
         )
-        self._own = self.selection.observe(heard, self._own)
-        known["last"][asked] = round
-        known["replies"][ids] += 1
+        self._policy_state = self.selection.observe(feedback, self._policy_state)
+        facts["last"][asked] = round
+        facts["replies"][ids] += 1
         late = asked[~torch.isin(asked, ids)]
-        if intake.staleness is None:  # else they are still under way
-            known["seconds"][late] = torch.fmax(
-                known["seconds"][late], torch.tensor(elapsed, dtype=torch.float64)
+        if replies.staleness is None:  # otherwise they are still in flight
+            facts["seconds"][late] = torch.fmax(
+                facts["seconds"][late], torch.tensor(elapsed, dtype=torch.float64)
             )
-        if intake.seconds is not None:
-            known["seconds"][ids] = intake.seconds[came]
-        if reply is not None and TOLD in reply.update.metrics:
-            known["loss"][ids] = reply.update.metrics[TOLD][came].double()
+        if replies.seconds is not None:
+            facts["seconds"][ids] = replies.seconds[arrived]
+        reply = replies.results.stack
+        if reply is not None and LOSS_METRIC in reply.update.metrics:
+            facts["loss"][ids] = reply.update.metrics[LOSS_METRIC][arrived].double()
 
     def state(self) -> State:
-        """For a checkpoint."""
-        return {"own": self._own, "known": self._known, "loss": self._loss}
+        """Return the state for a checkpoint."""
+        return {"own": self._policy_state, "known": self._client_facts, "loss": self._loss}
 
     def load(self, state: State) -> None:
-        """The inverse of :meth:`state`."""
-        self._own, self._known, self._loss = state["own"], state["known"], state["loss"]
+        """Restore what `state` returned."""
+        self._policy_state, self._client_facts, self._loss = (
+            state["own"],
+            state["known"],
+            state["loss"],
+        )
 
     def _pool(self, ids: Tensor, count: int, round: int) -> Pool:
-        remembers = self.selection.is_stateful
-        facts = (
-            {name: value[ids] for name, value in self._known.items()}
-            if remembers
-            else _nothing(len(ids))
-        )
+        """Return what the policy may know of the available clients."""
+        facts = _unknown_facts(len(ids))
+        if self.selection.is_stateful:
+            facts = {name: value[ids] for name, value in self._client_facts.items()}
         return Pool(
             ids, self.task.num_examples(ids), **facts, count=count, seed=self.seed, round=round
         )
@@ -90,7 +128,7 @@ class ClientSelector:
         return self.task.evaluate_server(one, "public")["loss"][0].double()
 
 
-def _nothing(clients: int) -> Params:
+def _unknown_facts(clients: int) -> Params:
     unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
     never = torch.zeros(clients, dtype=torch.int64)
     return {"loss": unknown, "seconds": unknown.clone(), "last": never, "replies": never.clone()}

@@ -1,4 +1,4 @@
-"""One row per client of some tree: in memory up to a budget, behind it in files that are mapped into memory."""
+"""Client states, one row per client: in memory up to a budget, then in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from equipoise.data.federated_dataset import Ints
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index, leaves, map_leaves, to_dict, tree_bytes
 
-SHARD = 2**26  # bytes of a file: as many clients as fit
-PROMISED = 2**32  # bytes that are reserved at once
-ALIGNED = 64
-BLANK = 1024  # rows that are blanked at once
+SHARD_BYTES = 2**26  # bytes of a file: as many clients as fit
+MAX_RESERVED_BYTES = 2**32  # bytes that are reserved at once
+ALIGNMENT = 64
+FILL_ROWS = 1024  # rows that are blanked at once
 
 
 @dataclass
@@ -31,10 +31,10 @@ class MemoryBudget:
     memory: int = 2**62
     """Bytes of memory that are left; what does not fit goes to files."""
     folder: Path | None = None
-    """Where the files are, which vanish with the process; ``None`` for where the system keeps such files."""
+    """Folder of the temporary files; None for the system's default."""
 
 
-def unknown(value: Tensor, rows: int) -> Tensor:
+def missing_rows(value: Tensor, rows: int) -> Tensor:
     """Rows of which nothing is known."""
     return value.new_full((rows, *value.shape[1:]), torch.nan if value.is_floating_point() else 0)
 
@@ -44,96 +44,103 @@ class ClientTable:
 
     def __init__(self, like: State, clients: int, room: MemoryBudget) -> None:
         """``like``: a stack of any length."""
-        self._like: State = map_leaves(lambda value: value[:1].clone(), like)
+        self._template: State = map_leaves(lambda value: value[:1].clone(), like)
         size = tree_bytes(like, stacked=True)
-        self.here = clients if not size else min(clients, room.memory // size)
-        room.memory -= self.here * size
-        # Memory that nobody has written to yet costs nothing, but a system may refuse to promise very much of it.
-        self._ready = min(self.here, max(1, PROMISED // max(1, size)))
-        self._front: State = map_leaves(
-            lambda value: value.new_empty((self._ready, *value.shape[1:])), like
+        self.num_in_memory = clients if not size else min(clients, room.memory // size)
+        room.memory -= self.num_in_memory * size
+        # Memory that is not written yet costs nothing, but a system may refuse to reserve much.
+        self._num_reserved = min(self.num_in_memory, max(1, MAX_RESERVED_BYTES // max(1, size)))
+        self._memory: State = map_leaves(
+            lambda value: value.new_empty((self._num_reserved, *value.shape[1:])), like
         )
         self._aliased = False  # whether others may hold the very tensors
-        self._files = _Files(like, room.folder) if self.here < clients else None
+        self._files = _ShardFiles(like, room.folder) if self.num_in_memory < clients else None
 
     def first(self, count: int) -> State:
-        """The first rows; the very tensors where they are all that there can be in memory, else a copy."""
-        if count == self.here == self._ready:
+        """Return the first rows: the tensors themselves if these are all, else a copy."""
+        if count == self.num_in_memory == self._num_reserved:
             self._aliased = True
-            return self._front
+            return self._memory
         return self.take(torch.arange(count))
 
     def view(self, count: int) -> State:
         """The first rows, to be read before anything else is written."""
         return (
-            index(self._front, slice(count))
-            if count <= self.here
+            index(self._memory, slice(count))
+            if count <= self.num_in_memory
             else self.take(torch.arange(count))
         )
 
     def take(self, slots: Tensor) -> State:
         """A copy of some rows."""
         if self._files is None:
-            found: State = map_leaves(lambda value: value.index_select(0, slots), self._front)
+            found: State = map_leaves(lambda value: value.index_select(0, slots), self._memory)
             return found
-        here = slots < self.here
+        here = slots < self.num_in_memory
         found = map_leaves(
             lambda value: value.new_empty((len(slots), *value.shape[1:])).index_copy_(
                 0, here.nonzero().flatten(), value[slots[here]]
             ),
-            self._front,
+            self._memory,
         )
-        self._files.read(slots[~here] - self.here, (~here).nonzero().flatten(), found)
+        self._files.read(slots[~here] - self.num_in_memory, (~here).nonzero().flatten(), found)
         return found
 
     def put(self, slots: Tensor, rows: State) -> None:
         """Write rows, which must be others' tensors no longer than until now."""
         if self._aliased:
-            self._front, self._aliased = map_leaves(lambda value: value.clone(), self._front), False
-        here = slots < self.here
+            self._memory, self._aliased = (
+                map_leaves(lambda value: value.clone(), self._memory),
+                False,
+            )
+        here = slots < self.num_in_memory
         self._reserve(int(slots[here].max()) + 1 if bool(here.any()) else 0)
         if bool(here.all()):
-            map_leaves(lambda old, new: old.index_copy_(0, slots, new), self._front, rows)
+            map_leaves(lambda old, new: old.index_copy_(0, slots, new), self._memory, rows)
             return
         assert self._files is not None
-        map_leaves(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._front, rows)
-        self._files.write(slots[~here] - self.here, index(rows, ~here))
+        map_leaves(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._memory, rows)
+        self._files.write(slots[~here] - self.num_in_memory, index(rows, ~here))
 
     def replace(self, rows: State) -> bool:
         """Take these tensors themselves for all rows, if they can be held in memory."""
-        if self._files is not None or any(len(value) != self.here for value in leaves(rows)):
+        if self._files is not None or any(
+            len(value) != self.num_in_memory for value in leaves(rows)
+        ):
             return False
-        self._front, self._aliased, self._ready = rows, True, self.here
+        self._memory, self._aliased, self._num_reserved = rows, True, self.num_in_memory
         return True
 
     def fill_missing(self, first: int, last: int) -> None:
         """Nothing is known of these rows."""
-        like = index(self._front, slice(1)) if self.here else self._like
-        for slots in torch.arange(first, last).split(BLANK):
-            self.put(slots, map_leaves(lambda value, here=slots: unknown(value, len(here)), like))
+        like = index(self._memory, slice(1)) if self.num_in_memory else self._template
+        for slots in torch.arange(first, last).split(FILL_ROWS):
+            self.put(
+                slots, map_leaves(lambda value, here=slots: missing_rows(value, len(here)), like)
+            )
 
     def _reserve(self, count: int) -> None:
-        if count > self._ready:
-            more = min(self.here, max(count, 2 * self._ready)) - self._ready
-            self._front = map_leaves(
-                lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._front
+        if count > self._num_reserved:
+            more = min(self.num_in_memory, max(count, 2 * self._num_reserved)) - self._num_reserved
+            self._memory = map_leaves(
+                lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._memory
             )
-            self._ready += more
+            self._num_reserved += more
 
     def prefetch(self, slots: Tensor) -> None:
         """These rows are needed soon."""
         if self._files is not None:
-            self._files.expect(slots[slots >= self.here] - self.here)
+            self._files.prefetch(slots[slots >= self.num_in_memory] - self.num_in_memory)
 
 
-class _Files:
+class _ShardFiles:
     """Records of one client each, in files of the same number of records."""
 
     def __init__(self, like: State, folder: Path | None) -> None:
         self._folder = folder
         self._sizes = [value[0].nbytes for value in leaves(like)]
         self._record = sum(_aligned(size) for size in self._sizes)
-        self._each = max(1, SHARD // self._record)
+        self._each = max(1, SHARD_BYTES // self._record)
         self._shards: dict[int, tuple[mmap.mmap, Tensor]] = {}
 
     def read(self, slots: Tensor, places: Tensor, into: State) -> None:
@@ -143,7 +150,7 @@ class _Files:
             for out, part in zip(leaves(into), self._parts(records), strict=True):
                 if part.numel():
                     out[places[which]] = part.view(out.dtype).view(len(rows), *out.shape[1:])
-            _forget(shard[0])
+            _release_pages(shard[0])
 
     def write(self, slots: Tensor, values: State) -> None:
         for shard, which, rows in self._by_shard(slots):
@@ -152,9 +159,9 @@ class _Files:
                 if part.numel():
                     part.copy_(value[which].contiguous().view(len(rows), -1).view(torch.uint8))
             shard[1].index_copy_(0, rows, records)
-            _forget(shard[0])
+            _release_pages(shard[0])
 
-    def expect(self, slots: Tensor) -> None:
+    def prefetch(self, slots: Tensor) -> None:
         for shard, _, rows in self._by_shard(slots):
             for place in (rows * self._record).tolist():
                 start = place // mmap.PAGESIZE * mmap.PAGESIZE
@@ -200,21 +207,21 @@ class _Files:
         return self._shards[number]
 
 
-def _forget(mapped: mmap.mmap) -> None:
+def _release_pages(mapped: mmap.mmap) -> None:
     """The system keeps what is in the file; it need not count as this process's memory."""
     mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-HELD = ("local_params", "state", "data_state", "personal")
-ALWAYS = (
+CLIENT_STATE_NAMES = ("local_params", "state", "data_state", "personal")
+IN_MEMORY_NAMES = (
     "scores",
     "counts",
 )  # of all clients together in every round, so in memory: a few numbers each
-KEPT = (*HELD, *ALWAYS)
+STORED_NAMES = (*CLIENT_STATE_NAMES, *IN_MEMORY_NAMES)
 
 
 def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
@@ -229,20 +236,20 @@ class ClientStore:
         self, clients: int, fresh: Callable[[Tensor], ClientState], room: MemoryBudget | None = None
     ) -> None:
         """``fresh(ids)`` gives the stacks of clients that were never seen."""
-        self._init_clients, self._room = fresh, room or MemoryBudget()
+        self._init_clients, self._budget = fresh, room or MemoryBudget()
         self._slot = np.full(clients, -1, np.int32)
         self._id: Ints = np.empty(clients, np.int64)
-        self._seen = 0
-        self._rows: dict[str, ClientTable] = {}
+        self._num_seen = 0
+        self._tables: dict[str, ClientTable] = {}
         self._changed = np.zeros(clients, bool)
 
     @property
     def ids(self) -> Ints:
         """Clients seen so far, in the order of their slots."""
-        return self._id[: self._seen]
+        return self._id[: self._num_seen]
 
     @property
-    def local(self) -> Params:
+    def local_params(self) -> Params:
         """Stacks ``[seen, ...]`` of the models that clients hold, in the order of :attr:`ids`."""
         return self._tree("local_params")
 
@@ -252,13 +259,13 @@ class ClientStore:
         return self._tree("state")
 
     @property
-    def source(self) -> State:
+    def data_state(self) -> State:
         """Stacks of the states of the clients' data sources."""
         return self._tree("data_state")
 
     @property
     def personal(self) -> Params:
-        """Stacks of the models that clients would use, where these are others than they hold; else empty."""
+        """Stacks of personal models, where they differ from the local ones; else empty."""
         return self._tree("personal")
 
     @property
@@ -274,22 +281,22 @@ class ClientStore:
     def held(self, ids: Ints) -> ClientState:
         """Stacks of what these clients hold."""
         self._allocate(ids)
-        where = self._where(ids)
+        where = self._slots_unless_all(ids)
         return ClientState(
-            *(self._some(name, where) for name in ("local_params", "state", "data_state"))
+            *(self._read(name, where) for name in ("local_params", "state", "data_state"))
         )
 
     def commit(self, ids: Ints, client_state: ClientState, scores: Scores, taken: Tensor) -> None:
-        """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""
+        """Write the new states, and scores if there are any, of clients whose reply was taken."""
         self._scatter(
             ids, {**to_dict(client_state), **({"scores": scores} if scores else {})}, taken
         )
 
-    def rows(self, ids: Ints, names: Container[str] = KEPT) -> State:
+    def rows(self, ids: Ints, names: Container[str] = STORED_NAMES) -> State:
         """What is kept of these clients under some names."""
         self._allocate(ids)
         slots = torch.from_numpy(self._slot[ids].astype(np.int64))
-        return {name: rows.take(slots) for name, rows in self._rows.items() if name in names}
+        return {name: rows.take(slots) for name, rows in self._tables.items() if name in names}
 
     def write(self, ids: Ints, trees: State) -> None:
         """What is kept of these clients, from elsewhere."""
@@ -299,7 +306,7 @@ class ClientStore:
     def count(self, ids: Ints, more: Params) -> None:
         """Add to the counts of these clients."""
         self._allocate(ids)
-        sums = dict(self._some("counts", self._where(ids)))
+        sums = dict(self._read("counts", self._slots_unless_all(ids)))
         sums |= {name: sums[name] + number for name, number in more.items()}
         self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
 
@@ -307,12 +314,12 @@ class ClientStore:
         """What these clients hold is needed soon."""
         slots = self._slot[ids]
         known = torch.from_numpy(slots[slots >= 0].astype(np.int64))
-        for rows in self._rows.values():
+        for rows in self._tables.values():
             rows.prefetch(known)
 
     def saved(self) -> State:
         """Everything, for a checkpoint."""
-        trees = {name: rows.first(self._seen) for name, rows in self._rows.items()}
+        trees = {name: rows.first(self._num_seen) for name, rows in self._tables.items()}
         return {"ids": torch.from_numpy(self.ids), "trees": trees}
 
     def load(self, state: State) -> None:
@@ -324,7 +331,7 @@ class ClientStore:
 
     def reserve(self, seen: int) -> None:
         """So many clients come back by :meth:`restore`."""
-        self._seen, self._rows = seen, {}
+        self._num_seen, self._tables = seen, {}
 
     def restore(self, ids: Ints, slots: Ints, trees: State) -> None:
         """Some of the clients of a checkpoint, with the slots that they had."""
@@ -337,40 +344,41 @@ class ClientStore:
         return self._slot[ids].astype(np.int64)
 
     def changed(self) -> Ints:
-        """Clients of whom something was written since they were restored or :meth:`forget_changes` was called."""
+        """Return the clients that were written since `restore` or `forget_changes`."""
         return np.flatnonzero(self._changed)
 
     def forget_changes(self) -> None:
+        """Mark all clients as unchanged."""
         self._changed[:] = False
 
     def _tree(self, name: str) -> State:
         """To be read before anything else is written."""
-        return self._rows[name].view(self._seen) if name in self._rows else {}
+        return self._tables[name].view(self._num_seen) if name in self._tables else {}
 
-    def _some(self, name: str, where: Tensor | None) -> State:
-        rows = self._rows[name]
-        return rows.first(self._seen) if where is None else rows.take(where)
+    def _read(self, name: str, where: Tensor | None) -> State:
+        rows = self._tables[name]
+        return rows.first(self._num_seen) if where is None else rows.take(where)
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
-        """Write the rows of ``trees`` for which ``keep`` holds; a name that is new is unknown (NaN) elsewhere."""
-        where, whole = self._where(ids), bool(keep.all())
+        """Write the rows for which `keep` holds; a new name is missing (NaN) elsewhere."""
+        where, whole = self._slots_unless_all(ids), bool(keep.all())
         self._changed[ids] = True
         for name, tree in trees.items():
-            if name not in self._rows:
-                self._rows[name] = self._made(name, tree)
+            if name not in self._tables:
+                self._tables[name] = self._new_table(name, tree)
                 if where is not None or not whole:
-                    self._rows[name].fill_missing(0, self._seen)
-            if where is None and whole and self._rows[name].replace(tree):
+                    self._tables[name].fill_missing(0, self._num_seen)
+            if where is None and whole and self._tables[name].replace(tree):
                 continue
             slots = torch.from_numpy(self.slots(ids))
             if not whole:
                 slots, tree = slots[keep], index(tree, keep)
-            self._rows[name].put(slots, tree)
+            self._tables[name].put(slots, tree)
 
-    def _where(self, ids: Ints) -> Tensor | None:
+    def _slots_unless_all(self, ids: Ints) -> Tensor | None:
         """Slots of these clients, or ``None`` when they are all that is stored, in order."""
         slots = self._slot[ids]
-        if len(slots) == self._seen and (slots == np.arange(len(slots))).all():
+        if len(slots) == self._num_seen and (slots == np.arange(len(slots))).all():
             return None
         return torch.from_numpy(slots.astype(np.int64))
 
@@ -378,16 +386,18 @@ class ClientStore:
         new = ids[self._slot[ids] < 0]
         if not len(new):
             return
-        first, self._seen = self._seen, self._seen + len(new)
-        slots = np.arange(first, self._seen)
+        first, self._num_seen = self._num_seen, self._num_seen + len(new)
+        slots = np.arange(first, self._num_seen)
         self._slot[new], self._id[slots] = slots, new
         counts = {
             name: torch.zeros(len(new), dtype=torch.int64) for name in ("rounds", "up", "down")
         }
         fresh = {**to_dict(self._init_clients(torch.from_numpy(new))), "counts": counts}
         self._scatter(new, fresh, torch.ones(len(new), dtype=torch.bool))
-        for name in self._rows.keys() - fresh.keys():
-            self._rows[name].fill_missing(first, self._seen)
+        for name in self._tables.keys() - fresh.keys():
+            self._tables[name].fill_missing(first, self._num_seen)
 
-    def _made(self, name: str, like: State) -> ClientTable:
-        return ClientTable(like, len(self._slot), MemoryBudget() if name in ALWAYS else self._room)
+    def _new_table(self, name: str, like: State) -> ClientTable:
+        return ClientTable(
+            like, len(self._slot), MemoryBudget() if name in IN_MEMORY_NAMES else self._budget
+        )

@@ -1,4 +1,9 @@
-"""The simulated clock of a run: who can be asked, who is under way, and what has come when a round ends."""
+"""The simulated clock of a run: which clients are available or in flight, and when they reply.
+
+In synchronous mode a round ends with the wanted number of replies or at the deadline, and later
+replies are lost. In the other modes late replies stay in flight and count in a later round, damped
+by their staleness as in FedBuff (Nguyen et al., AISTATS 2022, arXiv:2106.06639).
+"""
 
 from __future__ import annotations
 
@@ -16,225 +21,308 @@ from equipoise.utils import pytree
 from equipoise.utils.pytree import Ints
 from equipoise.utils.rng import cohort_size
 
-LOST, LATE = "it dropped out", "its reply came too late"
-MIN_DEADLINE_SHARE = 10
-LEAST = 1e-300  # seconds: nothing is divided by zero
+DROPPED_OUT = "it dropped out"
+TOO_LATE = "its reply came too late"
+DEFAULT_BUFFER_DIVISOR = 10  # an asynchronous round waits for a tenth of the cohort
+MIN_SECONDS = 1e-300  # avoids division by zero
 
 
 @pytree.message
 @dataclass
 class InFlightBatch:
-    """Clients that are under way since one round: when they reply or are lost, and what they will bring."""
+    """Clients that started in one round and have not replied yet.
+
+    Attributes:
+        ids: The clients, `[K]`.
+        arrival_seconds: When each replies or is lost, in simulated seconds.
+        lost: Mask of the clients that drop out.
+        joules: Energy that each uses.
+        seconds: How long each takes.
+        start_round: The round in which each started.
+        reply: What each will upload. After its own round, its params are changes of the model that
+            was sent.
+    """
 
     ids: Tensor
-    at: Tensor
+    arrival_seconds: Tensor
     lost: Tensor
     joules: Tensor
     seconds: Tensor
-    began: Tensor
-    """The round in which each started."""
+    start_round: Tensor
     reply: ClientResult
-    """In a round after that, its models are what changed of the one that was sent."""
 
 
 @dataclass(frozen=True)
 class StartedBatch:
-    """The clients that begin in a round: what goes down to each, what comes up, and how many samples it trains on."""
+    """The clients that start in a round.
+
+    Attributes:
+        ids: The clients, `[K]`.
+        results: What they compute.
+        samples: Samples that each trains on.
+        bytes_up: Bytes of one upload.
+        bytes_down: Bytes sent to each.
+    """
 
     ids: Ints
-    replies: CohortResults
+    results: CohortResults
     samples: Tensor
-    up: int
-    down: Tensor
+    bytes_up: int
+    bytes_down: Tensor
 
 
 class Clock:
-    """Time of the federation. All that changes is in :meth:`state`."""
+    """Simulated time of the federation.
 
-    def __init__(self, timing: ClockConfig, seed: int, clients: int) -> None:
-        self.timing, self.clients = timing, clients
-        self.fleet = DevicePopulation(timing.device_classes, seed)
+    Everything that changes is in `state()`.
+    """
+
+    def __init__(self, config: ClockConfig, seed: int, num_clients: int) -> None:
+        """Start at time 0.
+
+        Args:
+            config: Devices, and how long the server waits for them.
+            seed: Seed of the run.
+            num_clients: Clients of the federation.
+        """
+        self.config = config
+        self.num_clients = num_clients
+        self.devices = DevicePopulation(config.device_classes, seed)
         self.now = 0.0
-        self._flight: list[InFlightBatch] = []
+        self._in_flight: list[InFlightBatch] = []
 
     @property
-    def under_way(self) -> int:
-        return sum(len(parcel.ids) for parcel in self._flight)
+    def num_in_flight(self) -> int:
+        """Number of clients that have started and not replied yet."""
+        return sum(len(batch.ids) for batch in self._in_flight)
 
     def pool(self, participation: float) -> tuple[Ints | None, int]:
-        """Who can be asked now, ``None`` for everybody, and how many are to be.
+        """Return the clients that can be asked now, and how many to ask.
 
-        Where nobody is there and nobody is under way, time passes until somebody is.
+        If no client is available and none is in flight, time passes until one is.
+
+        Args:
+            participation: Fraction of the clients that a round asks.
+
+        Returns:
+            The ids of available clients, None for all; and the number of clients to ask.
         """
-        wanted = cohort_size(self.clients, participation)
-        if self.timing.overselection > 1:
-            wanted = min(self.clients, int(np.ceil(self.timing.overselection * wanted)))
-        count = wanted - self.under_way
-        if self.fleet.always_available and not self._flight:
+        wanted = cohort_size(self.num_clients, participation)
+        if self.config.overselection > 1:
+            wanted = min(self.num_clients, int(np.ceil(self.config.overselection * wanted)))
+        count = wanted - self.num_in_flight
+        if self.devices.always_available and not self._in_flight:
             return None, count
-        everybody = np.arange(self.clients)
-        idle = (
-            np.setdiff1d(everybody, self._ids(), assume_unique=True) if self._flight else everybody
-        )
-        pool = idle[self.fleet.available(idle, self.now)]
-        while not len(pool) and not self._flight:
+        idle = np.arange(self.num_clients)
+        if self._in_flight:
+            idle = np.setdiff1d(idle, self._in_flight_ids(), assume_unique=True)
+        pool = idle[self.devices.available(idle, self.now)]
+        while not len(pool) and not self._in_flight:
             self.now = (self.now // SECONDS_PER_HOUR + 1) * SECONDS_PER_HOUR
-            pool = idle[self.fleet.available(idle, self.now)]
+            pool = idle[self.devices.available(idle, self.now)]
         return pool, min(count, len(pool))
 
     def end(
-        self, t: int, participation: float, started: StartedBatch | None, params: Params
+        self, round: int, participation: float, started: StartedBatch | None, params: Params
     ) -> RoundReplies:
-        """Let the time of round ``t`` pass; gives what the server, whose model is ``params``, then has in hand."""
-        wanted = cohort_size(self.clients, participation)
-        if not self.timing.carries_stale_updates:
+        """Let the time of a round pass.
+
+        Args:
+            round: Number of the round.
+            participation: Fraction of the clients that a round asks.
+            started: The clients that start in this round; None if there are none.
+            params: The server's model.
+
+        Returns:
+            The replies that the server has when the round ends.
+        """
+        wanted = cohort_size(self.num_clients, participation)
+        if not self.config.carries_stale_updates:
             assert started is not None
-            return self._in_time(t, wanted, started)
+            return self._end_synchronous(round, wanted, started)
         if started is not None:
-            self._flight.append(self._parcel(t, started))
-        if self.timing.mode == "async":
-            wanted = min(self.timing.buffer or max(1, wanted // MIN_DEADLINE_SHARE), self.under_way)
+            self._in_flight.append(self._new_batch(round, started))
+        if self.config.mode == "async":
+            buffer = self.config.buffer or max(1, wanted // DEFAULT_BUFFER_DIVISOR)
+            wanted = min(buffer, self.num_in_flight)
         else:
-            wanted = self.under_way + 1  # the clock ends the round, and nothing else
-        at, lost = (
-            np.concatenate([getattr(p, name).numpy() for p in self._flight])
-            for name in ("at", "lost")
+            wanted = self.num_in_flight + 1  # only the deadline ends the round
+        self.now, has_ended = end_of_round(
+            self.now,
+            self._in_flight_ids(),
+            np.concatenate([batch.arrival_seconds.numpy() for batch in self._in_flight]),
+            np.concatenate([batch.lost.numpy() for batch in self._in_flight]),
+            wanted,
+            self.config.deadline_seconds,
         )
-        self.now, come = end_of_round(
-            self.now, self._ids(), at, lost, wanted, self.timing.deadline_seconds
-        )
-        return self._collect_arrivals(t, torch.from_numpy(come), params)
+        return self._collect_arrivals(round, torch.from_numpy(has_ended), params)
 
     def state(self) -> State:
-        """For a checkpoint."""
-        flight = {str(place): pytree.to_dict(parcel) for place, parcel in enumerate(self._flight)}
+        """Return the state for a checkpoint."""
+        flight = {str(place): pytree.to_dict(batch) for place, batch in enumerate(self._in_flight)}
         return {"now": torch.tensor(self.now, dtype=torch.float64), "flight": flight}
 
     def load(self, state: State) -> None:
-        """The inverse of :meth:`state`."""
+        """Restore what `state` returned."""
         self.now = float(state["now"])
-        self._flight = [
+        self._in_flight = [
             pytree.from_dict(InFlightBatch, state["flight"][place])
             for place in sorted(state["flight"], key=int)
         ]
 
-    def _ids(self) -> Ints:
-        return np.concatenate([parcel.ids.numpy() for parcel in self._flight])
+    def _in_flight_ids(self) -> Ints:
+        """Return the ids of all clients in flight, batch by batch."""
+        return np.concatenate([batch.ids.numpy() for batch in self._in_flight])
 
-    def _trips(self, t: int, started: StartedBatch) -> RoundDurations:
-        samples, down = (values.double().numpy() for values in (started.samples, started.down))
-        return self.fleet.round_durations(
-            started.ids, t, samples, np.full(len(started.ids), float(started.up)), down
+    def _durations(self, round: int, started: StartedBatch) -> RoundDurations:
+        """Return the time and energy of the clients that start."""
+        return self.devices.round_durations(
+            started.ids,
+            round,
+            started.samples.double().numpy(),
+            np.full(len(started.ids), float(started.bytes_up)),
+            started.bytes_down.double().numpy(),
         )
 
-    def _in_time(self, t: int, wanted: int, started: StartedBatch) -> RoundReplies:
-        """Synchronous: the round ends with the wanted replies or at the deadline; what comes later is lost."""
-        trips, ids, began = self._trips(t, started), started.ids, self.now
-        self.now, come = end_of_round(
-            began, ids, began + trips.seconds, trips.lost, wanted, self.timing.deadline_seconds
+    def _end_synchronous(self, round: int, wanted: int, started: StartedBatch) -> RoundReplies:
+        """End with the wanted replies or at the deadline; later replies are lost."""
+        durations = self._durations(round, started)
+        ids = started.ids
+        start = self.now
+        self.now, has_ended = end_of_round(
+            start,
+            ids,
+            start + durations.seconds,
+            durations.lost,
+            wanted,
+            self.config.deadline_seconds,
         )
-        intake = RoundReplies.of(ids, started.replies)
-        intake.arrived, intake.seconds = (
-            torch.from_numpy(come & ~trips.lost),
-            torch.from_numpy(trips.seconds),
-        )
-        # Whoever is not done when the round ends is told to stop.
-        part = np.minimum(1.0, (self.now - began) / np.maximum(trips.seconds, LEAST))
-        intake.joules = float((trips.joules * part).sum())
-        if not bool(intake.arrived.all()):
-            away = np.flatnonzero(~intake.arrived.numpy())
-            intake.absent |= {
-                int(ids[k]): LOST if come[k] and trips.lost[k] else LATE for k in away
-            }
-        return intake
+        replies = RoundReplies.from_results(ids, started.results)
+        replies.arrived = torch.from_numpy(has_ended & ~durations.lost)
+        replies.seconds = torch.from_numpy(durations.seconds)
+        # Clients that are not done when the round ends are told to stop: they use less energy.
+        share_done = (self.now - start) / np.maximum(durations.seconds, MIN_SECONDS)
+        replies.joules = float((durations.joules * np.minimum(1.0, share_done)).sum())
+        for row in np.flatnonzero(~replies.arrived.numpy()):
+            dropped_out = has_ended[row] and durations.lost[row]
+            replies.absent[int(ids[row])] = DROPPED_OUT if dropped_out else TOO_LATE
+        return replies
 
-    def _parcel(self, t: int, started: StartedBatch) -> InFlightBatch:
-        trips, reply = self._trips(t, started), started.replies.stack
+    def _new_batch(self, round: int, started: StartedBatch) -> InFlightBatch:
+        """Return the batch of the clients that start in a round."""
+        durations = self._durations(round, started)
+        reply = started.results.stack
         assert reply is not None
         return InFlightBatch(
             ids=torch.from_numpy(started.ids),
-            at=torch.from_numpy(self.now + trips.seconds),
-            lost=torch.from_numpy(trips.lost),
-            joules=torch.from_numpy(trips.joules),
-            seconds=torch.from_numpy(trips.seconds),
-            began=torch.full((len(started.ids),), t, dtype=torch.int64),
+            arrival_seconds=torch.from_numpy(self.now + durations.seconds),
+            lost=torch.from_numpy(durations.lost),
+            joules=torch.from_numpy(durations.joules),
+            seconds=torch.from_numpy(durations.seconds),
+            start_round=torch.full((len(started.ids),), round, dtype=torch.int64),
             reply=replace(reply, logged={}),
         )
 
-    def _collect_arrivals(self, t: int, come: Tensor, params: Params) -> RoundReplies:
-        """Take those whose event has ``come`` out of the flight."""
+    def _collect_arrivals(self, round: int, has_ended: Tensor, params: Params) -> RoundReplies:
+        """Remove the clients that replied or were lost (mask over all in flight)."""
         arrived: list[InFlightBatch] = []
-        left: list[InFlightBatch] = []
+        remaining: list[InFlightBatch] = []
         absent: dict[int, str] = {}
-        joules, first = 0.0, 0
-        for parcel in self._flight:
-            here = come[first : first + len(parcel.ids)]
-            first += len(here)
-            joules += float(parcel.joules[here].sum())
-            absent |= dict.fromkeys(parcel.ids[here & parcel.lost].tolist(), LOST)
-            for kept, which in ((arrived, here & ~parcel.lost), (left, ~here)):
-                if bool(which.any()):
-                    kept.append(parcel if bool(which.all()) else pytree.index(parcel, which))
-        self._flight = [
-            replace(parcel, reply=as_deltas(parcel.reply, params))
-            if int(parcel.began[0]) == t
-            else parcel
-            for parcel in left
-        ]
-        intake = merge_stale_updates(t, arrived, params, self.timing.staleness)
-        intake.absent, intake.joules = dict(sorted(absent.items())), joules
-        return intake
+        joules = 0.0
+        first = 0
+        for batch in self._in_flight:
+            ended = has_ended[first : first + len(batch.ids)]
+            first += len(ended)
+            joules += float(batch.joules[ended].sum())
+            absent |= dict.fromkeys(batch.ids[ended & batch.lost].tolist(), DROPPED_OUT)
+            arrived += _subset(batch, ended & ~batch.lost)
+            remaining += _subset(batch, ~ended)
+        for place, batch in enumerate(remaining):
+            if int(batch.start_round[0]) == round:
+                remaining[place] = replace(batch, reply=as_deltas(batch.reply, params))
+        self._in_flight = remaining
+        replies = merge_stale_updates(round, arrived, params, self.config.staleness)
+        replies.absent = dict(sorted(absent.items()))
+        replies.joules = joules
+        return replies
+
+
+def _subset(batch: InFlightBatch, mask: Tensor) -> list[InFlightBatch]:
+    """Return the selected clients as a batch, or no batch if there are none."""
+    if bool(mask.all()):
+        return [batch]
+    return [pytree.index(batch, mask)] if bool(mask.any()) else []
 
 
 def as_deltas(reply: ClientResult, sent: Params) -> ClientResult:
-    """Replies that count in a later round: of their models only what changed is kept."""
+    """Replace uploaded models by their changes, for replies that count in a later round.
+
+    Args:
+        reply: Replies, stacked `[K, ...]`.
+        sent: The model from which the clients started.
+
+    Returns:
+        The replies with changes as the params of the update.
+    """
     changes = {name: after - sent[name] for name, after in reply.update.params.items()}
     return replace(reply, update=replace(reply.update, params=changes))
 
 
 def merge_stale_updates(
-    t: int, parcels: list[InFlightBatch], params: Params, power: float
+    round: int, batches: list[InFlightBatch], params: Params, exponent: float
 ) -> RoundReplies:
-    """Replies from several rounds as one stack: late changes shrink with their age, and are put onto this model.
+    """Merge replies from several rounds into one stack.
 
-    With FedAvg's mean this is FedBuff (Nguyen et al. 2022): w + sum of p_i (1 + s_i)^-a change_i.
+    A change that is s rounds old is scaled by (1 + s)^-a and added to the current model. With
+    FedAvg's mean this is FedBuff: w + sum_i p_i (1 + s_i)^-a change_i.
+
+    Args:
+        round: Number of the current round.
+        batches: The replies, by the round in which the clients started.
+        params: The server's model.
+        exponent: The exponent a of the staleness weight.
+
+    Returns:
+        The replies, ascending by client.
     """
-    if not parcels:
-        return RoundReplies.of(np.empty(0, np.int64), CohortResults(torch.arange(0), None))
-    stacks = [
-        replace(parcel.reply, update=_rebase(params, parcel, t, power), scores={})
-        for parcel in parcels
-    ]
-    ids = torch.cat([parcel.ids for parcel in parcels])
+    if not batches:
+        no_results = CohortResults(torch.arange(0), None)
+        return RoundReplies.from_results(np.empty(0, np.int64), no_results)
+    ids = torch.cat([batch.ids for batch in batches])
     order = ids.argsort()
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(ids))
-    ends = np.cumsum([0, *(len(parcel.ids) for parcel in parcels)])
-    parts = [
-        StartGroup(
-            parcel.ids.numpy(), parcel.reply.client_state, parcel.reply.scores, places[first:last]
+    rows = torch.empty_like(order)
+    rows[order] = torch.arange(len(ids))
+    start_groups = [
+        StartGroup(batch.ids.numpy(), batch.reply.client_state, batch.reply.scores, batch_rows)
+        for batch, batch_rows in zip(
+            batches, rows.split([len(batch.ids) for batch in batches]), strict=True
         )
-        for parcel, first, last in zip(parcels, ends, ends[1:], strict=False)
     ]
-    stack = pytree.concatenate(stacks)
-    if len(parcels) > 1:  # one parcel is in order already
-        stack = pytree.index(stack, order)
-    intake = RoundReplies.of(ids[order].numpy(), CohortResults.of_all(ids, stack))
-    intake.parts, intake.staleness = (
-        parts,
-        t - torch.cat([parcel.began for parcel in parcels])[order],
+    stack = pytree.concatenate(
+        [
+            replace(batch.reply, update=_rebase(params, batch, round, exponent), scores={})
+            for batch in batches
+        ]
     )
-    intake.seconds = torch.cat([parcel.seconds for parcel in parcels])[order]
-    return intake
+    if len(batches) > 1:  # a single batch is in order already
+        stack = pytree.index(stack, order)
+    results = CohortResults.from_all_clients(ids, stack)
+    replies = RoundReplies.from_results(ids[order].numpy(), results)
+    replies.start_groups = start_groups
+    replies.staleness = round - torch.cat([batch.start_round for batch in batches])[order]
+    replies.seconds = torch.cat([batch.seconds for batch in batches])[order]
+    return replies
 
 
-def _rebase(params: Params, parcel: InFlightBatch, t: int, power: float) -> ClientUpdate:
-    up, age = parcel.reply.update, t - int(parcel.began[0])
-    if not age:  # as it came, to the bit
-        return up
-    weight = (1.0 + age) ** -power
-    moved = {
+def _rebase(params: Params, batch: InFlightBatch, round: int, exponent: float) -> ClientUpdate:
+    """Return the updates of a batch relative to the current model."""
+    update = batch.reply.update
+    staleness = round - int(batch.start_round[0])
+    if not staleness:  # unchanged to the bit
+        return update
+    weight = (1.0 + staleness) ** -exponent
+    rebased = {
         name: params[name] + (weight * change).to(params[name].dtype)
-        for name, change in up.params.items()
+        for name, change in update.params.items()
     }
-    return replace(up, params=moved)
+    return replace(update, params=rebased)

@@ -1,4 +1,4 @@
-"""Which executor suits a model: dense layers stack; for the others a few steps each way are measured, not guessed."""
+"""Select an executor: dense layers are stacked; for other models a few steps are measured."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ class ExecutorPlan:
 
     @property
     def make(self) -> MakeExecutor:
+        """Return the constructor of the executor."""
         return EXECUTORS[self.executor]
 
     @property
     def name(self) -> str:
+        """Return the executor with its processes or threads, as a report shows it."""
         if self.processes > 1:
             return f"{self.executor} in {self.processes} processes"
         if self.threads > 1:
@@ -60,7 +62,7 @@ class ExecutorPlan:
 
 
 def select_executor(
-    task: Task, training: TrainingConfig, cohort: int, shared: bool = False
+    task: Task, training: TrainingConfig, cohort: int, allow_processes: bool = False
 ) -> ExecutorPlan:
     """Return the fastest way to compute a cohort on this machine, now.
 
@@ -68,7 +70,7 @@ def select_executor(
         task: The task of the clients.
         training: How they train.
         cohort: The number of clients of a round.
-        shared: Whether several processes may share the clients; that is then measured, too.
+        allow_processes: Whether several processes may share the clients; measured, too.
 
     Returns:
         The choice; `loop` on one thread unless another way is clearly faster.
@@ -79,7 +81,7 @@ def select_executor(
     before = torch.get_num_threads()
     try:
         cores = available_cores() if task.device.type == "cpu" else 1  # a device has its own
-        ways = _measure(task, training, cohort, cores, shared)
+        ways = _measure(task, training, cohort, cores, allow_processes)
     finally:
         torch.set_num_threads(before)
     best, plain = min(ways, key=lambda way: ways[way]), ExecutorPlan("loop")
@@ -89,7 +91,7 @@ def select_executor(
     return replace(best, why=f"measured, ms a step of one client: {found}")
 
 
-def automatic(
+def auto_executor(
     method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
 ) -> Executor:
     """The executor of :func:`choose` for everybody."""
@@ -98,7 +100,7 @@ def automatic(
     )
 
 
-EXECUTORS: dict[str, MakeExecutor] = {"auto": automatic, "stacked": Stacked, "loop": Loop}
+EXECUTORS: dict[str, MakeExecutor] = {"auto": auto_executor, "stacked": Stacked, "loop": Loop}
 
 
 def _measure(
@@ -106,23 +108,23 @@ def _measure(
 ) -> dict[ExecutorPlan, float]:
     """Seconds a step of one client, each way."""
     torch.set_num_threads(1)
-    ways = {ExecutorPlan("loop"): seconds_of_a_step(task, training, 1)}
+    ways = {ExecutorPlan("loop"): seconds_per_step(task, training, 1)}
     if task.stackable and cohort > 1:
-        ways[ExecutorPlan("stacked")] = seconds_of_a_step(
+        ways[ExecutorPlan("stacked")] = seconds_per_step(
             task, training, min(cohort, STACKED_CLIENTS)
         )
     processes = min(cores, cohort)
     if shared and processes > 1 and "fork" in multiprocessing.get_all_start_methods():
         ways[ExecutorPlan("loop", processes=processes)] = (
-            _seconds_together(task, training, processes) / processes
+            _seconds_per_step_concurrently(task, training, processes) / processes
         )
     if cores > 1:
         torch.set_num_threads(cores)
-        ways[ExecutorPlan("loop", threads=cores)] = seconds_of_a_step(task, training, 1)
+        ways[ExecutorPlan("loop", threads=cores)] = seconds_per_step(task, training, 1)
     return ways
 
 
-def seconds_of_a_step(task: Task, training: TrainingConfig, clients: int) -> float:
+def seconds_per_step(task: Task, training: TrainingConfig, clients: int) -> float:
     """Seconds that a step of one client takes, with so many clients computed at once."""
     ids = torch.arange(clients)
     one: Params = task.init_params(0)
@@ -150,14 +152,14 @@ def seconds_of_a_step(task: Task, training: TrainingConfig, clients: int) -> flo
     return best / steps / clients
 
 
-def _seconds_together(task: Task, training: TrainingConfig, processes: int) -> float:
+def _seconds_per_step_concurrently(task: Task, training: TrainingConfig, processes: int) -> float:
     """As :func:`seconds_of_a_step` of one client, while so many processes do it at the same time."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
     def measure() -> None:
         torch.set_num_threads(1)
-        results.put(seconds_of_a_step(task, training, 1))
+        results.put(seconds_per_step(task, training, 1))
 
     crew = [context.Process(target=measure, daemon=True) for _ in range(processes)]
     for process in crew:

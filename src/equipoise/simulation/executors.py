@@ -1,4 +1,8 @@
-"""Two executors with one meaning: ``Loop`` takes one client after another, ``Stacked`` all along a leading axis."""
+"""Executors run the client half of a method for a cohort.
+
+`Loop` takes one client after another and is the oracle; `Stacked` computes all clients of a chunk
+along a leading axis. Both give the same result.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +35,16 @@ from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation import chunking, vmap_primitives
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
 from equipoise.simulation.client_runtime import ClientRuntime, run_client_round
-from equipoise.simulation.client_store import HELD, ClientStore
+from equipoise.simulation.client_store import CLIENT_STATE_NAMES, ClientStore
 from equipoise.utils import pytree
 from equipoise.utils.pytree import Ints
 
-MIN_STACKED_CLIENTS = (
-    48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
-)
+MIN_STACKED_CLIENTS = 48  # smaller stacks lose more to call overhead than another core gains
 CLIENT_HOOKS = {"configure_training", "train", "upload", "personal_model"}
-"""Where a method may compute by itself at clients, with products whose bits depend on the number of clients."""
+"""Hooks in which a method may compute products whose bits depend on the number of clients."""
 
 
-Judged = Callable[[], dict[str, Params]]
+PendingScores = Callable[[], dict[str, Params]]
 """Scores of the server's model, by split."""
 
 
@@ -57,37 +59,41 @@ class CohortResults:
     absent: dict[int, str] = field(default_factory=dict)
     unsent: frozenset[int] = frozenset()
     """Clients that could not be reached at all: they are not billed."""
-    known: UpdateDiagnostics | None = None
+    known_diagnostics: UpdateDiagnostics | None = None
     """Their facts, where those are known already."""
-    size: int | None = None
+    upload_size: int | None = None
     """Bytes of one upload, where uploads are not in the stack."""
     committed: bool = False
     """Whether what clients hold is kept already."""
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    known_weights: Tensor = field(default_factory=lambda: torch.empty(0))
     """Those by which sums over all clients are known already, if any are."""
 
-    def foreseen(self, taken: Tensor, weights: Tensor | Params) -> bool:
+    def weights_known(self, taken: Tensor, weights: Tensor | Params) -> bool:
         """Whether these are the sums that are known already."""
         return (
-            bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)
+            bool(taken.all())
+            and isinstance(weights, Tensor)
+            and torch.equal(weights, self.known_weights)
         )
 
     def diagnostics(self, method: Method, global_params: Params) -> UpdateDiagnostics:
         """What decides which of them are used."""
         assert self.stack is not None
-        return self.known or UpdateDiagnostics.of(method, global_params, self.stack)
+        return self.known_diagnostics or UpdateDiagnostics.compute(
+            method, global_params, self.stack
+        )
 
     def upload_bytes(self) -> int:
         """Bytes of one upload."""
-        if self.size is not None:
-            return self.size
+        if self.upload_size is not None:
+            return self.upload_size
         return pytree.tree_bytes(self.stack.update, stacked=True) if self.stack else 0
 
     def commit(self, taken: Tensor) -> None:
         """Tell where clients are whose reply counted: the others keep what they held."""
 
     @classmethod
-    def of_all(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
+    def from_all_clients(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
         """Everybody replied."""
         return cls(torch.arange(len(ids)), stack)
 
@@ -99,7 +105,7 @@ class CohortResults:
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
-        """The method's sums over the ``taken`` replies, whose ``weights`` these are, chunk by chunk of those asked."""
+        """Compute the method's sums over the taken replies, chunk by chunk of the cohort."""
         assert self.stack is not None
         if len(cuts) == 1:
             return chunking.add_chunk_sums(
@@ -150,7 +156,7 @@ class Executor(ABC):
         )
 
     def chunks(self, clients: int) -> list[slice]:
-        """The chunks of a cohort of so many clients. What is not worth stacking is shared client by client."""
+        """Split a cohort into chunks; single clients where stacking is not worthwhile."""
         return chunking.split_into_chunks(
             clients, 1 if self.task.executor_depends_on_model else MIN_STACKED_CLIENTS
         )
@@ -164,7 +170,7 @@ class Executor(ABC):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
-        """``held``: stacks of what is kept of these clients; replies have it as it is after the round."""
+        """Run one round of these clients; results hold their states after the round."""
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
         """Stacks of what is kept of clients that never took part."""
@@ -181,16 +187,16 @@ class Executor(ABC):
     def prefetch(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
         """These clients are likely to be asked in the round after the next :meth:`run`."""
 
-    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> Judged:
-        """Begin to evaluate the server's model on its own sets; to be called for the result before anything else."""
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
+        """Start to evaluate the global model on the server's sets; call the result for scores."""
         return lambda: evaluate_on_server(self.task, params, splits)
 
-    def gather_state(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
-        """What these clients hold, where the simulation's own store does not have it."""
+    def gather_state(self, ids: Ints, names: tuple[str, ...] = CLIENT_STATE_NAMES) -> State:
+        """Return client states that are not in the simulation's own store."""
         return {}
 
     def restore_state(self, ids: Ints, kept: State) -> State:
-        """From all that a checkpoint has of these clients, what the simulation's own store is to have."""
+        """Take client states from a checkpoint; return those that the simulation's store keeps."""
         return kept
 
     def final_scores(self, ids: Ints) -> Mapping[int, ClientFinalScores]:
@@ -246,7 +252,7 @@ class InProcessExecutor(Executor):
         splits: tuple[str, ...],
         cuts: list[slice],
     ) -> ClientResult:
-        """The replies of these clients, whose chunks are ``cuts``, to the bits of one chunk after another."""
+        """Run the chunks `cuts` of these clients, with the bits of one chunk after another."""
         if len(cuts) == 1:
             return self.run_chunk(round, ids, message, client_state, splits)
         parts = (
@@ -269,10 +275,11 @@ class InProcessExecutor(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Run the groups of chunks one after another."""
         with torch.no_grad():
             groups = self.groups(ids, message)
             if len(groups) == 1:
-                return CohortResults.of_all(
+                return CohortResults.from_all_clients(
                     ids, self.group(round, ids, message, client_state, splits, groups[0])
                 )
 
@@ -280,10 +287,17 @@ class InProcessExecutor(Executor):
                 here = chunking.chunk_index(slice(cuts[0].start, cuts[-1].stop))
                 own = pytree.index(client_state, here)
                 return self.group(
-                    round, ids[here], message.for_clients(here), own, splits, chunking.shifted(cuts)
+                    round,
+                    ids[here],
+                    message.for_clients(here),
+                    own,
+                    splits,
+                    chunking.relative_to_first(cuts),
                 )
 
-            return CohortResults.of_all(ids, pytree.concat_stream(map(replies, groups), len(ids)))
+            return CohortResults.from_all_clients(
+                ids, pytree.concat_stream(map(replies, groups), len(ids))
+            )
 
 
 class Loop(InProcessExecutor):
@@ -297,6 +311,7 @@ class Loop(InProcessExecutor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> ClientResult:
+        """Run the clients of a chunk."""
         each = range(len(ids))
         return pytree.stack(
             [
@@ -309,23 +324,30 @@ class Loop(InProcessExecutor):
 
 
 class Stacked(InProcessExecutor):
-    """All clients of a chunk at once, or of several chunks where that gives the same bits with fewer kernels."""
+    """Compute all clients of a chunk at once, or several chunks where the bits stay the same."""
 
     def __init__(
         self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> None:
         super().__init__(method, task, training, seed, rounds)
-        self._joins: dict[object, bool] = {}
-        """Whether these chunks may be computed as one stack, known since the first round of the same shapes."""
+        self._can_join: dict[object, bool] = {}
+        """Whether chunks can be one stack, known after the first round of the same shapes."""
 
     def chunks(self, clients: int) -> list[slice]:
+        """Split a cohort into chunks that are worth stacking."""
         return chunking.split_into_chunks(clients, MIN_STACKED_CLIENTS)
 
     def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
+        """Join chunks where clients have equal shapes and the method adds no products."""
         cuts = self.chunks(len(ids))
         simple = message.hparams is None and not CLIENT_HOOKS & self.method.overridden_hooks
-        if len(cuts) > 1 and simple and len(ids) == self.task.num_clients and self._alike:
-            return chunking.groups(cuts)
+        if (
+            len(cuts) > 1
+            and simple
+            and len(ids) == self.task.num_clients
+            and self._clients_are_alike
+        ):
+            return chunking.group_chunks(cuts)
         return [[chunk] for chunk in cuts]
 
     def group(
@@ -337,11 +359,11 @@ class Stacked(InProcessExecutor):
         splits: tuple[str, ...],
         cuts: list[slice],
     ) -> ClientResult:
-        """Compute chunks as one stack if that gives the same bits, which their first round tries.
+        """Compute chunks as one stack if that gives the same bits, which the first round tests.
 
-        A product of matrices rounds otherwise where these lie otherwise in memory, modulo 16 bytes at least. So a
-        client's bits depend on its place in a stack. Where all clients take part, with equally many rows and epochs,
-        this is a matter of shapes: what holds in one round holds in all.
+        Matrix products round differently at another alignment in memory (modulo 16 bytes), so that
+        a client's bits depend on its place in a stack. Where all clients take part with equal
+        numbers of rows and epochs, only the shapes matter: one round decides for all.
         """
         if len(cuts) == 1:
             return self.run_chunk(round, ids, message, client_state, splits)
@@ -349,13 +371,13 @@ class Stacked(InProcessExecutor):
             self.training.at(round, self.rounds).momentum
         )  # momentum has products of other shapes
         key = (int(ids[0]), len(ids), splits, moving)
-        if self._joins.get(key):
+        if self._can_join.get(key):
             return self.run_chunk(round, ids, message, client_state, splits)
         separate = super().group(round, ids, message, client_state, splits, cuts)
-        if key not in self._joins:
+        if key not in self._can_join:
             joined = self.run_chunk(round, ids, message, client_state, splits)
             pairs = zip(pytree.leaves(separate), pytree.leaves(joined), strict=True)
-            self._joins[key] = all(torch.equal(one, other) for one, other in pairs)
+            self._can_join[key] = all(torch.equal(one, other) for one, other in pairs)
         return separate
 
     def run_chunk(
@@ -366,6 +388,8 @@ class Stacked(InProcessExecutor):
         held: ClientState,
         splits: tuple[str, ...],
     ) -> ClientResult:
+        """Run the clients of a chunk."""
+
         def mapped(id: Tensor, message: ServerMessage, client_state: ClientState) -> ClientResult:
             return self.run_client(round, splits, id, message, client_state)
 
@@ -374,8 +398,8 @@ class Stacked(InProcessExecutor):
         )
 
     @cached_property
-    def _alike(self) -> bool:
-        """Whether all clients have equally many rows, so that the shapes of a stack do not depend on who is in it."""
+    def _clients_are_alike(self) -> bool:
+        """Whether all clients have equal numbers of rows, and so equal shapes."""
         task = self.task
         if (
             not isinstance(task, SupervisedTask)
@@ -416,7 +440,7 @@ def init_client_states(
 
 
 class ChunkedRound:
-    """How a simulation without a clock asks an executor of its own process: every sound reply counts."""
+    """Run a round chunk by chunk, and drop each chunk's uploads once they are summed."""
 
     def __init__(self, executor: InProcessExecutor, store: ClientStore, keeps_local: bool) -> None:
         self.executor, self.store, self.keeps_local = executor, store, keeps_local
@@ -435,21 +459,25 @@ class ChunkedRound:
             or "upload" in method.overridden_hooks
         )
         if len(groups) == 1 or not (settles or len(weights)):
-            return self._whole(round, ids, message, splits)
+            return self._run_all_at_once(round, ids, message, splits)
         facts: list[UpdateDiagnostics] = []
         sums: list[State | None] = []
         size = 0
 
-        def told(cuts: list[slice]) -> ClientResult:
-            """The replies of a group of chunks without what is not needed any more, which ends with this call."""
+        def run_chunks(cuts: list[slice]) -> ClientResult:
+            """Run a group of chunks; return the results without what is no longer needed."""
             nonlocal size
             first = cuts[0].start
             cut = slice(first, cuts[-1].stop)
-            here, own, inner = chunking.chunk_index(cut), ids[cut].numpy(), chunking.shifted(cuts)
+            here, own, inner = (
+                chunking.chunk_index(cut),
+                ids[cut].numpy(),
+                chunking.relative_to_first(cuts),
+            )
             part = executor.group(
                 round, ids[here], message.for_clients(here), self.store.held(own), splits, inner
             )
-            facts.append(UpdateDiagnostics.of(method, message.params, part))
+            facts.append(UpdateDiagnostics.compute(method, message.params, part))
             size = pytree.tree_bytes(part.update, stacked=True)
             if settles:
                 self.store.commit(own, part.client_state, part.scores, facts[-1].is_finite)
@@ -466,42 +494,46 @@ class ChunkedRound:
             )
 
         with torch.no_grad():
-            stack = pytree.concat_stream(map(told, groups), len(ids))
-        known = UpdateDiagnostics.joined(facts)
+            stack = pytree.concat_stream(map(run_chunks, groups), len(ids))
+        known = UpdateDiagnostics.concatenate(facts)
         if settles:
-            return CohortResults(torch.arange(len(ids)), stack, known=known, committed=True)
+            return CohortResults(
+                torch.arange(len(ids)), stack, known_diagnostics=known, committed=True
+            )
 
-        def again() -> ClientUpdate:
-            self._sums_early = False  # whoever was left out once may be so in every round
-            stack = self._whole(round, ids, message, ()).stack
+        def recompute_uploads() -> ClientUpdate:
+            self._sums_early = (
+                False  # a client that is left out once may be left out in every round
+            )
+            stack = self._run_all_at_once(round, ids, message, ()).stack
             assert stack is not None
             return stack.update
 
-        return _Summed(
+        return SummedCohortResults(
             torch.arange(len(ids)),
             stack,
-            known=known,
-            size=size,
-            early=sums,
-            weights=weights,
-            again=again,
+            known_diagnostics=known,
+            upload_size=size,
+            chunk_sums=sums,
+            known_weights=weights,
+            recompute_uploads=recompute_uploads,
         )
 
-    def _whole(
+    def _run_all_at_once(
         self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
     ) -> CohortResults:
         return self.executor.run_clients(round, ids, message, self.store.held(ids.numpy()), splits)
 
 
 @dataclass
-class _Summed(CohortResults):
+class SummedCohortResults(CohortResults):
     """Replies whose uploads are gone."""
 
-    early: list[State | None] = field(default_factory=list)
+    chunk_sums: list[State | None] = field(default_factory=list)
     """The sums of each chunk over all its clients, by the :attr:`weights`."""
-    again: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
+    recompute_uploads: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
     """Computes the uploads once more."""
-    _whole: bool = False
+    _has_uploads: bool = False
 
     def partial_sums(
         self,
@@ -511,22 +543,26 @@ class _Summed(CohortResults):
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
-        if self.foreseen(taken, weights):
-            return chunking.add_chunk_sums(self.early)
-        if not self._whole:
+        """Return the known sums, or recompute the uploads if other replies are summed."""
+        if self.weights_known(taken, weights):
+            return chunking.add_chunk_sums(self.chunk_sums)
+        if not self._has_uploads:
             assert self.stack is not None
-            self.stack, self._whole = replace(self.stack, update=self.again()), True
+            self.stack, self._has_uploads = (
+                replace(self.stack, update=self.recompute_uploads()),
+                True,
+            )
         return super().partial_sums(method, global_params, cuts, taken, weights)
 
 
 @dataclass
 class StartGroup:
-    """Clients that started from one model: what they hold now, and at which places of the intake they are."""
+    """Clients that started from one model, with their new states and their rows in the replies."""
 
     ids: Ints
-    held: ClientState
+    client_state: ClientState
     scores: Scores
-    places: Tensor
+    rows: Tensor
 
 
 @dataclass
@@ -534,13 +570,13 @@ class RoundReplies:
     """The replies of a round's end, by client, ascending."""
 
     ids: Ints
-    replies: CohortResults
+    results: CohortResults
     """Of these clients; what the server makes of them refers to the model that it has now."""
     arrived: Tensor
     """Booleans: the others were computed, and count for nothing."""
-    cohort: int
+    cohort_size: int
     """The number of clients by whose chunks sums are made."""
-    parts: list[StartGroup]
+    start_groups: list[StartGroup]
     absent: dict[int, str] = field(default_factory=dict)
     joules: float | None = None
     seconds: Tensor | None = None
@@ -549,14 +585,16 @@ class RoundReplies:
     """How many models each is late, where any may be."""
 
     @classmethod
-    def of(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
+    def from_results(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
         """Whoever replied, as it replied."""
         here = ids[replies.arrived.numpy()]
         in_time = torch.ones(len(here), dtype=torch.bool)
-        return cls(here, replies, in_time, len(ids), _one_part(here, replies), dict(replies.absent))
+        return cls(
+            here, replies, in_time, len(ids), _one_start_group(here, replies), dict(replies.absent)
+        )
 
 
-def _one_part(ids: Ints, replies: CohortResults) -> list[StartGroup]:
+def _one_start_group(ids: Ints, replies: CohortResults) -> list[StartGroup]:
     if replies.stack is None or replies.committed:
         return []
     return [
@@ -566,11 +604,11 @@ def _one_part(ids: Ints, replies: CohortResults) -> list[StartGroup]:
 
 @runtime_checkable
 class AsyncExecutor(Protocol):
-    """An executor whose clients may reply in a later round than the one that asked them, by a clock of their own."""
+    """An executor whose clients may reply in a later round than the one that asked them."""
 
     @property
     def in_flight_ids(self) -> Ints:
-        """Clients that were asked in earlier rounds and may still reply: they cannot be asked now."""
+        """Clients of earlier rounds that may still reply: they cannot be asked now."""
 
     def collect(self, round: int, params: Params) -> RoundReplies:
-        """Wait for what ends the round; gives what the server, whose model is ``params``, then has in hand."""
+        """Wait for the end of the round; return the replies for a server with model `params`."""

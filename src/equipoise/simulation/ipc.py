@@ -1,4 +1,4 @@
-"""Trees as bytes between the processes of one run: lengths, a head in JSON, the tensors, aligned as torch does it."""
+"""Messages between the processes of a run: lengths, a JSON header, then aligned tensors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from torch.distributed.rendezvous import rendezvous
 from equipoise.simulation.executor_selection import available_cores
 from equipoise.utils.pytree import State, map_leaves, to_dict
 
-ALIGNED = 64
-LENGTHS = 16  # bytes of two numbers: the length of the message, and of its head
+ALIGNMENT = 64
+LENGTH_HEADER_BYTES = 16  # bytes of two numbers: the length of the message, and of its head
 
 
-def pack(tree: State, least: int = 0) -> Tensor:
-    """Nested dictionaries of tensors, messages, and what JSON knows; filled up to at least so many bytes."""
+def pack(tree: State, min_bytes: int = 0) -> Tensor:
+    """Serialise a tree of tensors and JSON values, padded to at least `min_bytes`."""
     tensors: list[Tensor] = []
     size = 0
 
@@ -45,11 +45,11 @@ def pack(tree: State, least: int = 0) -> Tensor:
         return found
 
     head = json.dumps(map_leaves(describe, {"tree": to_dict(tree)})).encode()
-    place = _aligned(LENGTHS + len(head))
-    buffer = torch.empty(max(least, place + size), dtype=torch.uint8)
+    place = _aligned(LENGTH_HEADER_BYTES + len(head))
+    buffer = torch.empty(max(min_bytes, place + size), dtype=torch.uint8)
     numbers = buffer.numpy()
-    numbers[:LENGTHS].view(np.int64)[:] = place + size, len(head)
-    numbers[LENGTHS : LENGTHS + len(head)] = np.frombuffer(head, np.uint8)
+    numbers[:LENGTH_HEADER_BYTES].view(np.int64)[:] = place + size, len(head)
+    numbers[LENGTH_HEADER_BYTES : LENGTH_HEADER_BYTES + len(head)] = np.frombuffer(head, np.uint8)
     for tensor in tensors:
         if tensor.nbytes:
             raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -62,7 +62,7 @@ def unpack(buffer: Tensor) -> State:
     """The inverse of :func:`pack`; tensors are views of the buffer."""
     data = buffer.numpy().data
     length = _lengths(data)[1]
-    start = _aligned(LENGTHS + length)
+    start = _aligned(LENGTH_HEADER_BYTES + length)
     whole: dict[str, Tensor] = {}  # the buffer as numbers of each kind
 
     def restore(item: Any) -> Any:
@@ -77,11 +77,13 @@ def unpack(buffer: Tensor) -> State:
         first = (start + offset) // numbers.itemsize
         return numbers[first : first + math.prod(shape)].view(shape)
 
-    tree: State = restore(json.loads(bytes(data[LENGTHS : LENGTHS + length])))["tree"]
+    tree: State = restore(
+        json.loads(bytes(data[LENGTH_HEADER_BYTES : LENGTH_HEADER_BYTES + length]))
+    )["tree"]
     return tree
 
 
-def length_of(beginning: bytearray | memoryview) -> int:
+def message_length(beginning: bytearray | memoryview) -> int:
     """Bytes of the message that begins so."""
     return _lengths(beginning)[0]
 
@@ -92,15 +94,17 @@ def _lengths(beginning: bytearray | memoryview) -> list[int]:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-MEETING = timedelta(minutes=5)  # until all processes have come
-FIRST = 2**14  # bytes of a message that travel at once: most have no more
-WAITING = timedelta(hours=2)  # longest time between two messages; who dies is noticed at once
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # until all processes have come
+FIRST_PART_BYTES = 2**14  # bytes of a message that travel at once: most have no more
+MESSAGE_TIMEOUT = timedelta(
+    hours=2
+)  # longest time between two messages; who dies is noticed at once
 
 
-HERE, GLOO = torch.device("cpu"), "gloo"
+CPU, GLOO = torch.device("cpu"), "gloo"
 
 
 def backend_of(device: torch.device) -> str:
@@ -150,35 +154,40 @@ class ProcessGroup(ABC):
 class TorchrunGroup(ProcessGroup):
     """Processes that ``torchrun`` started, on any number of machines."""
 
-    def __init__(self, rank: int, size: int, device: torch.device = HERE) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device = CPU) -> None:
         """``device``: where this process computes."""
         super().__init__(rank, size)
         backend = backend_of(device)
-        self._wire = HERE if backend == GLOO else device
+        self._wire = CPU if backend == GLOO else device
         meeting, _, _ = next(rendezvous("env://", rank, size))
         # Addresses of processes that died before a restart must not be found again.
         store: Any = PrefixStore(
             f"equipoise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meeting
         )
-        store.set_timeout(MEETING)
+        store.set_timeout(RENDEZVOUS_TIMEOUT)
         try:
             dist.init_process_group(
-                backend, store=store, rank=rank, world_size=size, timeout=WAITING
+                backend, store=store, rank=rank, world_size=size, timeout=MESSAGE_TIMEOUT
             )
         except RuntimeError as error:
             raise WorkerLost(f"the processes of the run did not meet: {error}") from error
 
     def send(self, to: int, tree: State, crossing: bool = False) -> list[Any]:
         """NCCL would have either of two who send to each other wait for the other."""
-        body = pack(tree, FIRST)
-        wire = HERE if crossing else self._wire
-        parts = [body[:FIRST], body[FIRST:].to(wire)] if len(body) > FIRST else [body]
+        body = pack(tree, FIRST_PART_BYTES)
+        wire = CPU if crossing else self._wire
+        parts = (
+            [body[:FIRST_PART_BYTES], body[FIRST_PART_BYTES:].to(wire)]
+            if len(body) > FIRST_PART_BYTES
+            else [body]
+        )
         try:
             return [(dist.isend(part, to), part) for part in parts]
         except RuntimeError as error:
             raise self.lost(to) from error
 
     def sent(self, under_way: list[Any], to: int) -> None:
+        """Wait until a message has left."""
         try:
             for work, _ in under_way:
                 work.wait()
@@ -186,30 +195,32 @@ class TorchrunGroup(ProcessGroup):
             raise self.lost(to) from error
 
     def receive(self, sender: int, crossing: bool = False) -> State:
-        first = torch.empty(FIRST, dtype=torch.uint8)
+        """Receive the next message of another process."""
+        first = torch.empty(FIRST_PART_BYTES, dtype=torch.uint8)
         try:
             dist.recv(first, sender)
-            length = length_of(first.numpy().data)
-            if length <= FIRST:
+            length = message_length(first.numpy().data)
+            if length <= FIRST_PART_BYTES:
                 return unpack(first)
             body = torch.empty(length, dtype=torch.uint8)
-            body[:FIRST] = first
-            rest = body[FIRST:]
-            if not crossing and self._wire != HERE:
-                rest = torch.empty(length - FIRST, dtype=torch.uint8, device=self._wire)
+            body[:FIRST_PART_BYTES] = first
+            rest = body[FIRST_PART_BYTES:]
+            if not crossing and self._wire != CPU:
+                rest = torch.empty(length - FIRST_PART_BYTES, dtype=torch.uint8, device=self._wire)
             dist.recv(rest, sender)
-            body[FIRST:] = rest.to(HERE)
+            body[FIRST_PART_BYTES:] = rest.to(CPU)
         except RuntimeError as error:
             raise self.lost(sender) from error
         return unpack(body)
 
     def leave(self) -> None:
+        """Close the connections to the other processes."""
         dist.destroy_process_group()
 
 
-SHORT = 2**15  # bytes: a socket takes some such messages before anybody reads them
-AWAKE = 0.002  # seconds
-ASLEEP = 0.2  # seconds until a look whether the other is still there
+MAX_SHORT_BYTES = 2**15  # bytes: a socket takes some such messages before anybody reads them
+SPIN_SECONDS = 0.002  # seconds
+POLL_SECONDS = 0.2  # seconds until a look whether the other is still there
 
 
 @dataclass(frozen=True)
@@ -217,23 +228,23 @@ class Channel:
     """One process's end."""
 
     socket: socket.socket
-    mine: Semaphore
+    incoming: Semaphore
     """The other rings it when a message for this process is there, or under way."""
-    theirs: Semaphore
+    outgoing: Semaphore
 
 
-Lines = dict[int, Channel]
+Channels = dict[int, Channel]
 """The ends of one process, by the number of the other."""
 
 
-def channels(size: int, context: BaseContext) -> list[Lines]:
+def channels(size: int, context: BaseContext) -> list[Channels]:
     """Of each of so many processes, to be made before they are forked."""
-    ends: list[Lines] = [{} for _ in range(size)]
+    ends: list[Channels] = [{} for _ in range(size)]
     for one, other in combinations(range(size), 2):
         sockets, bells = socket.socketpair(), (context.Semaphore(0), context.Semaphore(0))
         for end in sockets:
             for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                end.setsockopt(socket.SOL_SOCKET, side, 6 * SHORT)
+                end.setsockopt(socket.SOL_SOCKET, side, 6 * MAX_SHORT_BYTES)
         ends[one][other] = Channel(sockets[0], bells[0], bells[1])
         ends[other][one] = Channel(sockets[1], bells[1], bells[0])
     return ends
@@ -242,31 +253,32 @@ def channels(size: int, context: BaseContext) -> list[Lines]:
 class ForkedGroup(ProcessGroup):
     """This process among those that were forked."""
 
-    def __init__(self, rank: int, ends: list[Lines]) -> None:
+    def __init__(self, rank: int, ends: list[Channels]) -> None:
         """``ends``: of all; here those of others are closed, since a line must end with its process."""
         super().__init__(rank, len(ends))
         for other in ends[:rank] + ends[rank + 1 :]:
             for line in other.values():
                 line.socket.close()
-        self._lines = ends[rank]
-        self._awake = AWAKE if self.size <= available_cores() else 0.0
-        self._senders = {process: ThreadPoolExecutor(1) for process in self._lines}
+        self._channels = ends[rank]
+        self._spin_seconds = SPIN_SECONDS if self.size <= available_cores() else 0.0
+        self._senders = {process: ThreadPoolExecutor(1) for process in self._channels}
         self._last: dict[int, Future[None]] = {}
 
     def send(self, to: int, tree: State, crossing: bool = False) -> Future[None] | None:
         """What is short is taken at once; what is long goes by and by, in its turn, while this process goes on."""
-        body, last, line = pack(tree).numpy().data, self._last.pop(to, None), self._lines[to]
-        if len(body) > SHORT or (last is not None and not last.done()):
+        body, last, line = pack(tree).numpy().data, self._last.pop(to, None), self._channels[to]
+        if len(body) > MAX_SHORT_BYTES or (last is not None and not last.done()):
             self._last[to] = self._senders[to].submit(_send_long, line, body)
             return self._last[to]
         try:
             line.socket.sendall(body)
         except OSError as error:
             raise self.lost(to) from error
-        line.theirs.release()
+        line.outgoing.release()
         return None
 
     def sent(self, under_way: Future[None] | None, to: int) -> None:
+        """Wait until a message has left."""
         try:
             if under_way is not None:
                 under_way.result()
@@ -274,28 +286,30 @@ class ForkedGroup(ProcessGroup):
             raise self.lost(to) from error
 
     def receive(self, sender: int, crossing: bool = False) -> State:
-        line, beginning = self._lines[sender], bytearray(LENGTHS)
+        """Receive the next message of another process."""
+        line, beginning = self._channels[sender], bytearray(LENGTH_HEADER_BYTES)
         try:
             self._wait(line)
-            _fill(line, memoryview(beginning))
-            body = torch.empty(length_of(beginning), dtype=torch.uint8)
+            _receive_into(line, memoryview(beginning))
+            body = torch.empty(message_length(beginning), dtype=torch.uint8)
             view = body.numpy().data
-            view[:LENGTHS] = beginning
-            _fill(line, view[LENGTHS:])
+            view[:LENGTH_HEADER_BYTES] = beginning
+            _receive_into(line, view[LENGTH_HEADER_BYTES:])
         except OSError as error:
             raise self.lost(sender) from error
         return unpack(body)
 
     def _wait(self, line: Channel) -> None:
-        end = time.perf_counter() + self._awake
+        end = time.perf_counter() + self._spin_seconds
         while time.perf_counter() < end:
-            if line.mine.acquire(block=False):
+            if line.incoming.acquire(block=False):
                 return
-        while not line.mine.acquire(timeout=ASLEEP) and not _has_come(line):
+        while not line.incoming.acquire(timeout=POLL_SECONDS) and not _has_message(line):
             pass
 
     def leave(self) -> None:
-        for process, line in self._lines.items():
+        """Close the connections to the other processes."""
+        for process, line in self._channels.items():
             self._senders[process].shutdown(
                 wait=False
             )  # the end of the other process ends what is under way
@@ -303,11 +317,11 @@ class ForkedGroup(ProcessGroup):
 
 
 def _send_long(line: Channel, body: memoryview) -> None:
-    line.theirs.release()
+    line.outgoing.release()
     line.socket.sendall(body)
 
 
-def _fill(line: Channel, buffer: memoryview) -> None:
+def _receive_into(line: Channel, buffer: memoryview) -> None:
     while buffer:
         read = line.socket.recv_into(buffer)
         if not read:
@@ -315,9 +329,11 @@ def _fill(line: Channel, buffer: memoryview) -> None:
         buffer = buffer[read:]
 
 
-def _has_come(line: Channel) -> bool:
-    """Whether there is a message although nobody rang: the other has ended with it, or will ring once too often, which
-    does no harm. Where there is none and the other has ended, reading says so."""
+def _has_message(line: Channel) -> bool:
+    """Return whether a message is there although its semaphore was not released.
+
+    The sender may have ended before it. If it ended without a message, reading raises.
+    """
     try:
         line.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

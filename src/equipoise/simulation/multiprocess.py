@@ -1,4 +1,4 @@
-"""A process's share of the clients of a round: what it computes, keeps and sums when it is told to."""
+"""Several processes share the clients of a round; any number of them gives the same result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ from equipoise.core import (
 )
 from equipoise.simulation import chunking
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
-from equipoise.simulation.client_store import HELD, ClientStore, MemoryBudget, keeps_local, unknown
+from equipoise.simulation.client_store import (
+    CLIENT_STATE_NAMES,
+    ClientStore,
+    MemoryBudget,
+    keeps_local,
+    missing_rows,
+)
 from equipoise.simulation.executors import (
     CohortResults,
     Executor,
     InProcessExecutor,
-    Judged,
+    PendingScores,
     evaluate_on_server,
 )
 from equipoise.simulation.ipc import ProcessGroup, WorkerLost
@@ -39,7 +45,7 @@ from equipoise.utils.pytree import Ints
 
 
 class Worker:
-    """What one process does of a run. The same code serves the leader's own share and everybody else's."""
+    """The clients of one process: the leader's own share and all others use this code."""
 
     def __init__(
         self,
@@ -76,9 +82,9 @@ class Worker:
             return calls[call["do"]](call)
 
     def run(self, call: State) -> State:
-        """Get what others hold of these clients, compute their chunks; uploads stay here if only sums are needed.
+        """Fetch client states from other processes, then run the chunks of this process.
 
-        Where ``weights`` are known before, the sums over all of them go with the answer.
+        Uploads stay here if only sums are needed. If the weights are known, the sums are returned.
         """
         self._exchange(call["moves"])
         ids, down, round = call["ids"], pytree.from_dict(ServerMessage, call["down"]), call["round"]
@@ -99,15 +105,15 @@ class Worker:
                 pytree.index(held, here),
                 tuple(call["splits"]),
             )
-            facts.append(UpdateDiagnostics.of(self._method, down.params, part))
+            facts.append(UpdateDiagnostics.compute(self._method, down.params, part))
             self._parts.append(part)
         seconds = time.perf_counter() - started
         size = pytree.tree_bytes(self._parts[0].update, stacked=True)
         told = [
-            replace(part, client_state=ClientState(), update=self._told(part.update))
+            replace(part, client_state=ClientState(), update=self._reported_update(part.update))
             for part in self._parts
         ]
-        whole = UpdateDiagnostics.joined(facts)
+        whole = UpdateDiagnostics.concatenate(facts)
         why = {str(place): text for place, text in whole.violations.items()}
         known = {"finite": whole.is_finite, "long": whole.norms, "reasons": why}
         answer = {
@@ -155,10 +161,11 @@ class Worker:
         return evaluate_on_server(self.inner.task, call["params"], tuple(call["splits"]))
 
     def put(self, ids: Tensor, held: State) -> None:
+        """Write client states."""
         if len(ids):
             self.store.write(ids.numpy(), held)
 
-    def _told(self, updates: ClientUpdate) -> ClientUpdate:
+    def _reported_update(self, updates: ClientUpdate) -> ClientUpdate:
         return (
             ClientUpdate({}, metrics=updates.metrics)
             if self._method.capabilities.aggregates_by_sum
@@ -168,7 +175,9 @@ class Worker:
     def _exchange(self, moves: State) -> None:
         """Clients whose state lies with another process than the one that is to compute them."""
         outgoing = {
-            int(to): self.group.send(int(to), self.store.rows(ids.numpy(), HELD), crossing=True)
+            int(to): self.group.send(
+                int(to), self.store.rows(ids.numpy(), CLIENT_STATE_NAMES), crossing=True
+            )
             for to, ids in moves["out"].items()
         }
         for sender, ids in moves["in"].items():
@@ -184,14 +193,14 @@ def serve(share: Worker, group: ProcessGroup) -> None:
     """
     wrong: State = {}
     while (call := group.receive(0))["do"] != "end":
-        answer = wrong or _tried(share, call)
+        answer = wrong or _handle_safely(share, call)
         if call["do"] == "settle":
             wrong = answer
         else:
             group.sent(group.send(0, answer), 0)
 
 
-def _tried(share: Worker, call: State) -> State:
+def _handle_safely(share: Worker, call: State) -> State:
     try:
         return share.answer(call)
     except UsageError as error:
@@ -202,20 +211,25 @@ def _tried(share: Worker, call: State) -> State:
         return {"failed": traceback.format_exc()}
 
 
-CLEARLY = 0.9  # clients that change their process take what they hold with them
-STEPS = 2  # per doubling of the time that a process takes beside the fastest
+MAX_RELATIVE_DURATION = 0.9  # clients that change their process take what they hold with them
+SPEED_STEPS = 2  # per doubling of the time that a process takes beside the fastest
 
 
 def assign_chunks(loads: list[float], paces: list[float]) -> list[int]:
-    """The process of each chunk, as if all were equally fast unless the round ends clearly sooner otherwise.
+    """Assign chunks evenly, or by the speed of processes if the round is then clearly shorter.
 
     ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
     """
     even, paced = _longest_first(loads, [1.0] * len(paces)), _longest_first(loads, paces)
-    return paced if _end(paced, loads, paces) < CLEARLY * _end(even, loads, paces) else even
+    return (
+        paced
+        if _round_duration(paced, loads, paces)
+        < MAX_RELATIVE_DURATION * _round_duration(even, loads, paces)
+        else even
+    )
 
 
-def _end(place: list[int], loads: list[float], paces: list[float]) -> float:
+def _round_duration(place: list[int], loads: list[float], paces: list[float]) -> float:
     return max(
         pace * sum(load for load, where in zip(loads, place, strict=True) if where == process)
         for process, pace in enumerate(paces)
@@ -233,14 +247,14 @@ def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
 
 
 class WorkerSpeed:
-    """How fast processes are, from the times that they took; only the placement depends on it, never a number."""
+    """Measured time per step of each process; only the placement of chunks depends on it."""
 
     def __init__(self, processes: int) -> None:
         self._seconds = [0.0] * processes
         self._warm = [False] * processes
 
     def update(self, process: int, load: float, seconds: float) -> None:
-        """A process took so long for so many planned steps; what was before fades. Its first time says nothing."""
+        """Update the time per step of a process; its first round is a warm-up."""
         if not load:  # or a process that was slow once would never be asked again
             self._seconds[process] = (self._seconds[process] + self._fastest) / 2
         elif self._warm[process]:
@@ -254,33 +268,36 @@ class WorkerSpeed:
 
     @property
     def speeds(self) -> list[float]:
-        """Relative to the fastest, in steps that are larger than chance: moving clients about costs time, too."""
+        """Time relative to the fastest, rounded: moving clients between processes costs time."""
         fastest = self._fastest
         return [
-            max(1.0, round(STEPS * seconds / fastest) / STEPS) if seconds else 1.0
+            max(1.0, round(SPEED_STEPS * seconds / fastest) / SPEED_STEPS) if seconds else 1.0
             for seconds in self._seconds
         ]
 
 
 class MultiProcessExecutor(Executor):
-    """Leads the other processes, and computes a share itself. Any number of them gives the same result."""
+    """Lead the other processes, and compute a share of the clients in this one."""
 
     def __init__(self, share: Worker, group: ProcessGroup) -> None:
         inner = share.inner
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
-        self.share, self.group, self.processes = share, group, group.size
-        self._owner = np.full(inner.task.num_clients, -1, np.int32)
-        self.pace = WorkerSpeed(self.processes)
+        self.worker, self.group, self.processes = share, group, group.size
+        self._process_of_client = np.full(inner.task.num_clients, -1, np.int32)
+        self.worker_speed = WorkerSpeed(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
-        self._under_way: list[tuple[int, Any]] = []
+        self._unfinished_sends: list[tuple[int, Any]] = []
 
     def chunks(self, clients: int) -> list[slice]:
-        return self.share.inner.chunks(clients)
+        """Split a cohort as the inner executor does."""
+        return self.worker.inner.chunks(clients)
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        """Return empty states: the processes keep them."""
         return ClientState()
 
     def prefetch(self, ids: Ints) -> None:
+        """Remember which clients the next round is likely to ask."""
         self._next = torch.from_numpy(ids)
 
     def run_clients(
@@ -291,6 +308,7 @@ class MultiProcessExecutor(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Assign the chunks to processes, and let all of them run."""
         training, cuts = self.training.at(round, self.rounds), self.chunks(len(ids))
         epochs = (
             torch.full_like(ids, training.epochs)
@@ -299,7 +317,7 @@ class MultiProcessExecutor(Executor):
         )
         steps = self.task.num_steps(ids, epochs, training)
         loads = [float(steps[cut].sum()) for cut in cuts]
-        place = assign_chunks(loads, self.pace.speeds)
+        place = assign_chunks(loads, self.worker_speed.speeds)
         mine = [
             [cut for cut, where in zip(cuts, place, strict=True) if where == p]
             for p in range(self.group.size)
@@ -308,7 +326,7 @@ class MultiProcessExecutor(Executor):
             torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)])
             for part in mine
         ]
-        moves = self._moves(ids.numpy(), rows)
+        moves = self._plan_moves(ids.numpy(), rows)
         weights = self.known_weights(self.method.at(round, self.rounds), ids)
         calls = []
         for process, part in enumerate(rows):
@@ -330,7 +348,7 @@ class MultiProcessExecutor(Executor):
         answers = self.ask(calls)
         for process, answer in enumerate(answers):
             load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
-            self.pace.update(process, load, answer["seconds"])
+            self.worker_speed.update(process, load, answer["seconds"])
         return RemoteCohortResults.of(self, rows, place, answers, weights)
 
     def ask(self, calls: list[State]) -> list[State]:
@@ -338,11 +356,11 @@ class MultiProcessExecutor(Executor):
         others = range(1, self.group.size)
         for process in others:
             self._send(process, calls[process])
-        own = self.share.answer(calls[0])
-        self._all_sent()
+        own = self.worker.answer(calls[0])
+        self._wait_for_sends()
         return [own, *(self._checked(self.group.receive(process), process) for process in others)]
 
-    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> Judged:
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
         """By the last process, while this one goes on."""
         last = self.group.size - 1
         if not splits or not last:
@@ -361,12 +379,13 @@ class MultiProcessExecutor(Executor):
         """Tell each process whose reply counted, after what it is at; none answers."""
         for process in range(1, self.group.size):
             self._send(process, {"do": "settle", "taken": taken[process]})
-        self.share.settle({"taken": taken[0]})
+        self.worker.settle({"taken": taken[0]})
 
-    def gather_state(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
+    def gather_state(self, ids: Ints, names: tuple[str, ...] = CLIENT_STATE_NAMES) -> State:
         """What these clients hold, brought here from all processes."""
         who = [
-            torch.from_numpy(np.flatnonzero(self._owner[ids] == p)) for p in range(self.group.size)
+            torch.from_numpy(np.flatnonzero(self._process_of_client[ids] == p))
+            for p in range(self.group.size)
         ]
         tensor_ids = torch.from_numpy(ids)
         parts = self.ask(
@@ -377,7 +396,7 @@ class MultiProcessExecutor(Executor):
         for name in names:
             like = next((part[name] for _, part in some if name in part), None)
             if like is not None:
-                found[name] = pytree.map_leaves(lambda value: unknown(value, len(ids)), like)
+                found[name] = pytree.map_leaves(lambda value: missing_rows(value, len(ids)), like)
                 for rows, part in some:
                     if name in part:
                         pytree.map_leaves(
@@ -389,37 +408,39 @@ class MultiProcessExecutor(Executor):
 
     def restore_state(self, ids: Ints, kept: State) -> State:
         """The inverse of :meth:`collect`: they lie here until another process is to compute them."""
-        self._owner[ids] = 0
-        self.share.put(torch.from_numpy(ids), {name: kept[name] for name in HELD if name in kept})
+        self._process_of_client[ids] = 0
+        self.worker.put(
+            torch.from_numpy(ids), {name: kept[name] for name in CLIENT_STATE_NAMES if name in kept}
+        )
         return {
             **pytree.to_dict(ClientState()),
-            **{name: tree for name, tree in kept.items() if name not in HELD},
+            **{name: tree for name, tree in kept.items() if name not in CLIENT_STATE_NAMES},
         }
 
     def close(self) -> None:
         """Let the other processes go."""
         for process in range(1, self.group.size):
             self._send(process, {"do": "end"})
-        self._all_sent()
+        self._wait_for_sends()
 
     def _send(self, process: int, call: State) -> None:
-        """Without waiting: it may leave only when the other takes it, who may have to be rid of an answer first."""
-        self._under_way.append((process, self.group.send(process, call)))
+        """Send without waiting: the other process may have to send its own answer first."""
+        self._unfinished_sends.append((process, self.group.send(process, call)))
 
-    def _all_sent(self) -> None:
-        for process, work in self._under_way:
+    def _wait_for_sends(self) -> None:
+        for process, work in self._unfinished_sends:
             self.group.sent(work, process)
-        self._under_way.clear()
+        self._unfinished_sends.clear()
 
-    def _moves(self, ids: Ints, rows: list[Tensor]) -> list[State]:
+    def _plan_moves(self, ids: Ints, rows: list[Tensor]) -> list[State]:
         moves: list[State] = [{"out": {}, "in": {}} for _ in rows]
         for to, part in enumerate(rows):
             here = ids[part.numpy()]
-            owners = self._owner[here]
+            owners = self._process_of_client[here]
             for sender in sorted(set(owners.tolist()) - {-1, to}):
                 which = torch.from_numpy(here[owners == sender])
                 moves[sender]["out"][str(to)] = moves[to]["in"][str(sender)] = which
-            self._owner[here] = to
+            self._process_of_client[here] = to
         return moves
 
     def _checked(self, answer: State, process: int) -> State:
@@ -438,12 +459,12 @@ class MultiProcessExecutor(Executor):
 class RemoteCohortResults(CohortResults):
     """Replies whose held parts, and uploads where sums are enough, stay where they were made."""
 
-    spread: MultiProcessExecutor | None = None
-    parts: list[Tensor] = field(default_factory=list)
+    executor: MultiProcessExecutor | None = None
+    rows_by_process: list[Tensor] = field(default_factory=list)
     """Rows of the cohort by process."""
-    place: list[int] = field(default_factory=list)
+    process_of_chunk: list[int] = field(default_factory=list)
     """The process of each chunk."""
-    early: list[State] = field(default_factory=list)
+    chunk_sums: list[State] = field(default_factory=list)
     """The sums over all clients by the :attr:`weights`, if they came with the replies."""
 
     @classmethod
@@ -455,6 +476,7 @@ class RemoteCohortResults(CohortResults):
         answers: list[State],
         weights: Tensor,
     ) -> RemoteCohortResults:
+        """Join the answers of all processes in the order of the cohort."""
         places = torch.cat(parts)
         some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
         facts = [answer["facts"] for _, answer in some]
@@ -475,18 +497,19 @@ class RemoteCohortResults(CohortResults):
         return cls(
             torch.arange(len(places)),
             stack,
-            known=known,
-            size=size,
-            spread=spread,
-            parts=parts,
-            place=place,
-            early=early,
-            weights=weights,
+            known_diagnostics=known,
+            upload_size=size,
+            executor=spread,
+            rows_by_process=parts,
+            process_of_chunk=place,
+            chunk_sums=early,
+            known_weights=weights,
         )
 
     def commit(self, taken: Tensor) -> None:
-        assert self.spread is not None
-        self.spread.settle([taken[rows] for rows in self.parts])
+        """Tell each process which replies were used."""
+        assert self.executor is not None
+        self.executor.settle([taken[rows] for rows in self.rows_by_process])
 
     def partial_sums(
         self,
@@ -496,21 +519,24 @@ class RemoteCohortResults(CohortResults):
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
-        answers = self.early if self.foreseen(taken, weights) else self._ask(taken, weights)
+        """Add the sums of all chunks in their order."""
+        answers = (
+            self.chunk_sums if self.weights_known(taken, weights) else self._ask(taken, weights)
+        )
         turn = [0] * len(answers)
         parts: list[State | None] = []
-        for process in self.place:
+        for process in self.process_of_chunk:
             parts.append(answers[process][str(turn[process])])
             turn[process] += 1
         return chunking.add_chunk_sums(parts)
 
     def _ask(self, taken: Tensor, weights: Tensor | Params) -> list[State]:
-        assert self.spread is not None
+        assert self.executor is not None
         places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
         calls = []
-        for rows in self.parts:
+        for rows in self.rows_by_process:
             here = taken[rows]
             calls.append(
                 {"do": "sums", "taken": here, "weights": pytree.index(weights, places[rows][here])}
             )
-        return [answer["sums"] for answer in self.spread.ask(calls)]
+        return [answer["sums"] for answer in self.executor.ask(calls)]

@@ -1,4 +1,4 @@
-"""The round: decisions 0 to 5 in order, four named evaluations, bytes; and the state that carries to the next."""
+"""The server loop: select, distribute, run clients, validate, aggregate, commit and record."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from equipoise.simulation.executors import (
     ChunkedRound,
     CohortResults,
     InProcessExecutor,
-    Judged,
+    PendingScores,
     RoundReplies,
 )
 from equipoise.utils import pytree, rng
@@ -62,21 +62,38 @@ MAX_LISTED_CLIENTS = 1000  # cohorts up to this size have per-client decisions i
 
 
 class PrivacyAccountant(Protocol):
-    """Whoever counts what a method costs under differential privacy."""
+    """Counts the cost of a method under differential privacy."""
 
     def after(self, asked: Ints, replies: int) -> PrivacySpent:
-        """What has been spent after a round that asked these clients and used so many replies."""
+        """Count one round.
+
+        Args:
+            asked: The clients that were asked.
+            replies: The number of replies that were used.
+
+        Returns:
+            The privacy budget that is spent so far.
+        """
 
     def state(self) -> State:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
 
     def load(self, state: State) -> None:
-        """The inverse of :meth:`state`."""
+        """Restore what `state` returned."""
 
 
 @dataclass(frozen=True)
 class RoundLoopConfig:
-    """What a run asks of the rounds."""
+    """Options of the server loop.
+
+    Attributes:
+        num_rounds: Rounds of the run.
+        seed: Seed of the run.
+        participation: Fraction of the clients that a round asks.
+        executor: A key of `EXECUTORS`.
+        eval_every: Rounds between two evaluations; the last round is always evaluated.
+        keep_models: Whether the models of clients are kept even if the method does not need them.
+    """
 
     num_rounds: int
     seed: int
@@ -131,7 +148,10 @@ class _Validation(NamedTuple):
 
 
 class FederatedSimulation:
-    """A federation as its server sees it; the executor is where clients are. All that changes is in :meth:`state`."""
+    """Run federated rounds of one method on one task.
+
+    Everything that the next round depends on is in `state_dict()`.
+    """
 
     def __init__(
         self,
@@ -140,35 +160,48 @@ class FederatedSimulation:
         training: TrainingConfig,
         schedule: RoundLoopConfig,
         make_executor: MakeExecutor | None = None,
-        ledger: PrivacyAccountant | None = None,
-        timing: ClockConfig | None = None,
-        room: MemoryBudget | None = None,
-        selection: SelectionPolicy | None = None,
+        accountant: PrivacyAccountant | None = None,
+        clock_config: ClockConfig | None = None,
+        memory_budget: MemoryBudget | None = None,
+        selection_policy: SelectionPolicy | None = None,
     ) -> None:
-        """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere.
+        """Build the executor, the initial model and the client store.
 
-        ``ledger``: what counts the cost of a method under differential privacy. ``timing``: devices and how long the
-        server waits for them; without it rounds have no time, and everybody replies. ``room``: where what clients hold
-        may lie; in memory without it. ``selection``: a policy of decision 0 in the place of the method's.
+        Args:
+            method: The federated method.
+            task: The clients, their data and the model.
+            training: Options of local training.
+            schedule: Options of the server loop.
+            make_executor: Builds an executor in place of `schedule.executor`, for remote clients.
+            accountant: Counts the cost under differential privacy.
+            clock_config: Devices, and how long the server waits for them. Without it rounds have no
+                duration and all clients reply.
+            memory_budget: Where the client states are stored; in memory by default.
+            selection_policy: Selects clients in place of the method.
         """
-        self.method, self.task, self.training, self.schedule = method, task, training, schedule
-        self.ledger = ledger
+        self.method = method
+        self.task = task
+        self.training = training
+        self.schedule = schedule
+        self.accountant = accountant
         make = make_executor or EXECUTORS[schedule.executor]
         self.executor = make(method, task, training, schedule.seed, schedule.num_rounds)
         self.rounds_done = 0
-        self.initial = task.init_params(schedule.seed)
-        self.params = self.initial
+        self.initial_params = task.init_params(schedule.seed)
+        self.params = self.initial_params
         with torch.no_grad():
             self.server_state = method.init_server(task, self.params)
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
-        self.store = ClientStore(task.num_clients, self._fresh, room)
-        self.later = self.executor if isinstance(self.executor, AsyncExecutor) else None
-        self.clock = Clock(timing, schedule.seed, task.num_clients) if timing else None
-        self.stream: ChunkedRound | None = None
-        if isinstance(self.executor, InProcessExecutor) and not timing:
-            self.stream = ChunkedRound(self.executor, self.store, self.keeps_local)
+        self.store = ClientStore(task.num_clients, self._init_clients, memory_budget)
+        self.async_executor = self.executor if isinstance(self.executor, AsyncExecutor) else None
+        self.clock = Clock(clock_config, schedule.seed, task.num_clients) if clock_config else None
+        self.chunked_round: ChunkedRound | None = None
+        if isinstance(self.executor, InProcessExecutor) and not clock_config:
+            self.chunked_round = ChunkedRound(self.executor, self.store, self.keeps_local)
         self.selector = (
-            ClientSelector(selection, task, schedule.seed, self.params) if selection else None
+            ClientSelector(selection_policy, task, schedule.seed, self.params)
+            if selection_policy
+            else None
         )
 
     def run_round(self) -> RoundRecord:
@@ -185,7 +218,7 @@ class FederatedSimulation:
             # Decision 4: what each client is sent.
             message = self._distribute(current, client_ids)
 
-            # Decisions 1, 2 and 5, at the clients: receive, configure, train, upload, personal model.
+            # Decisions 1, 2 and 5, at the clients: configure, train, upload, personal model.
             exchange = self._run_clients(current, client_ids, message)
 
             # Replies that are late, malformed, not finite or far too large are left out, and named.
@@ -232,7 +265,7 @@ class FederatedSimulation:
         method = current.method
         server = current.server
         pool, count = self._available_clients(server.participation)
-        overselects = self.clock is not None and self.clock.timing.overselection > 1
+        overselects = self.clock is not None and self.clock.config.overselection > 1
         is_plain_draw = pool is None and self.selector is None and not overselects
         if is_plain_draw or "select_clients" in method.overridden_hooks:
             ids, server.state = method.select_clients(server)
@@ -253,9 +286,9 @@ class FederatedSimulation:
         if self.clock is not None:
             return self.clock.pool(participation)
         count = rng.cohort_size(self.task.num_clients, participation)
-        if self.later is None:
+        if self.async_executor is None:
             return None, count
-        in_flight = self.later.in_flight_ids
+        in_flight = self.async_executor.in_flight_ids
         if not len(in_flight):
             return None, count
         idle = np.setdiff1d(np.arange(self.task.num_clients), in_flight)
@@ -288,7 +321,7 @@ class FederatedSimulation:
             self.store.count(client_ids.numpy(), {"down": bytes_down})
         replies = self._end_of_round(current.server, client_ids, results, bytes_down)
         arrived = replies.arrived.long()
-        upload_size = replies.replies.upload_bytes()
+        upload_size = replies.results.upload_bytes()
         self.store.count(replies.ids, {"rounds": arrived, "up": upload_size * arrived})
         return _Exchange(
             replies,
@@ -302,8 +335,8 @@ class FederatedSimulation:
     ) -> CohortResults:
         """Run the client half of the method for all selected clients."""
         round = current.server.round
-        if self.stream is not None:
-            return self.stream.run(round, client_ids, message, current.splits)
+        if self.chunked_round is not None:
+            return self.chunked_round.run(round, client_ids, message, current.splits)
         client_state = self.store.held(client_ids.numpy())
         return self.executor.run_clients(round, client_ids, message, client_state, current.splits)
 
@@ -318,10 +351,10 @@ class FederatedSimulation:
             results: What they computed; None if no client was asked.
             bytes_down: Bytes that were sent to each of them, `[K]`.
         """
-        if self.later is not None:
-            return self.later.collect(server.round, self.params)
+        if self.async_executor is not None:
+            return self.async_executor.collect(server.round, self.params)
         if results is not None and (self.clock is None or results.stack is None):
-            return RoundReplies.of(ids.numpy(), results)
+            return RoundReplies.from_results(ids.numpy(), results)
         assert self.clock is not None
         started = None
         if results is not None:
@@ -363,7 +396,7 @@ class FederatedSimulation:
         self, current: _CurrentRound, message: ServerMessage, replies: RoundReplies
     ) -> _Validation:
         """Leave out replies that are late, not finite, out of range or far too large."""
-        results = replies.replies
+        results = replies.results
         accepted = replies.arrived.clone()
         if results.stack is None:
             return _Validation(accepted, {})
@@ -402,7 +435,7 @@ class FederatedSimulation:
         accepted: Tensor,
     ) -> AggregationOutcome:
         """Compute the new global model, or leave it as it is where too few replies are usable."""
-        results = replies.replies
+        results = replies.results
         min_replies = self.executor.min_replies
         num_accepted = int(accepted.sum())
         if results.stack is not None and num_accepted >= max(1, min_replies):
@@ -413,7 +446,7 @@ class FederatedSimulation:
                     torch.from_numpy(replies.ids),
                     results,
                     message.params,
-                    self.executor.chunks(replies.cohort),
+                    self.executor.chunks(replies.cohort_size),
                 ),
                 accepted,
                 min_replies,
@@ -434,12 +467,12 @@ class FederatedSimulation:
         """
         replies = exchange.replies
         server = outcome.server
-        replies.replies.commit(outcome.rows)
-        for part in replies.parts:
-            client_state = part.held
+        replies.results.commit(outcome.accepted)
+        for part in replies.start_groups:
+            client_state = part.client_state
             if not self.keeps_local:
                 client_state = replace(client_state, local_params={})
-            self.store.commit(part.ids, client_state, part.scores, outcome.rows[part.places])
+            self.store.commit(part.ids, client_state, part.scores, outcome.accepted[part.rows])
         if self.selector is not None:
             self.selector.observe(
                 server.round, client_ids, replies, exchange.seconds, server.params
@@ -452,7 +485,7 @@ class FederatedSimulation:
 
     def _start_global_evaluation(
         self, current: _CurrentRound, outcome: AggregationOutcome
-    ) -> Judged:
+    ) -> PendingScores:
         """Start to evaluate the global model, if there is one, on the server's own sets."""
         splits = current.splits if current.method.has_global(self.task) else ()
         return self.executor.evaluate_global(outcome.server.params, splits)
@@ -464,7 +497,7 @@ class FederatedSimulation:
         exchange: _Exchange,
         validation: _Validation,
         outcome: AggregationOutcome,
-        global_scores: Judged,
+        global_scores: PendingScores,
     ) -> RoundRecord:
         """Collect the scores and describe the round."""
         replies = exchange.replies
@@ -483,7 +516,7 @@ class FederatedSimulation:
             rejected={int(replies.ids[place]): why for place, why in sorted(rejected.items())},
             absent=replies.absent,
             skipped=outcome.skipped,
-            privacy=self._privacy_spent(client_ids, replies.replies, outcome),
+            privacy=self._privacy_spent(client_ids, replies.results, outcome),
             stop=current.method.should_stop(outcome.server) or self._time_limit_reached(),
             **self._describe_training(replies, outcome.server),
             # Last of all, because another process may still be evaluating the global model.
@@ -495,7 +528,7 @@ class FederatedSimulation:
     def _describe_training(self, replies: RoundReplies, server: Server) -> dict[str, Any]:
         """Return the fields of a record that describe how the clients that replied trained."""
         ids = replies.ids
-        result = replies.replies.stack
+        result = replies.results.stack
         if result is not None and not bool(replies.arrived.all()):
             ids = ids[replies.arrived.numpy()]
             light = replace(result, update=ClientUpdate({}), client_state=ClientState(), scores={})
@@ -523,21 +556,21 @@ class FederatedSimulation:
         self, client_ids: Tensor, results: CohortResults, outcome: AggregationOutcome
     ) -> PrivacySpent | None:
         """Return the privacy budget that is spent after this round."""
-        if self.ledger is None:
+        if self.accountant is None:
             return None
         ids = client_ids.numpy()
         was_sent = np.array([client not in results.unsent for client in ids.tolist()], bool)
-        return self.ledger.after(ids[was_sent], int(outcome.rows.sum()))
+        return self.accountant.after(ids[was_sent], int(outcome.accepted.sum()))
 
     def _time_limit_reached(self) -> str | None:
         """Return the reason to stop if the simulated time is over."""
         clock = self.clock
-        if clock is None or clock.now < clock.timing.until_seconds:
+        if clock is None or clock.now < clock.config.until_seconds:
             return None
-        return f"the clock has reached {clock.timing.until}"
+        return f"the clock has reached {clock.config.until}"
 
     def _scores(
-        self, split: str, splits: tuple[str, ...], global_scores: Judged
+        self, split: str, splits: tuple[str, ...], global_scores: PendingScores
     ) -> Evaluations | None:
         """Return the named evaluations on a split; the clients' are of all clients seen so far."""
         if split not in splits:
@@ -574,81 +607,109 @@ class FederatedSimulation:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> State:
-        """Everything that the next round depends on."""
-        return self.server_state_dict() | {"store": self._stored()}
+        """Return everything that the next round depends on."""
+        return self.server_state_dict() | {"store": self._store_state()}
 
     def server_state_dict(self) -> State:
-        """The same without what is kept of clients: see :meth:`kept`."""
-        parts = {"privacy": self.ledger, "clock": self.clock, "selection": self.selector}
-        more = {name: part.state() for name, part in parts.items() if part is not None}
-        return {"params": self.params, "server": self.server_state, **more}
+        """Return the state without that of the clients: see `client_state_dict`."""
+        state: State = {"params": self.params, "server": self.server_state}
+        if self.accountant is not None:
+            state["privacy"] = self.accountant.state()
+        if self.clock is not None:
+            state["clock"] = self.clock.state()
+        if self.selector is not None:
+            state["selection"] = self.selector.state()
+        return state
 
     def client_state_dict(self, ids: Ints) -> State:
-        """What is kept of these clients, with their places among those seen."""
+        """Return the state of some clients, with their slots in the store."""
         trees = {**self.store.rows(ids), **self.executor.gather_state(ids)}
         return {"slots": torch.from_numpy(self.store.slots(ids)), "trees": trees}
 
     def load_state_dict(self, state: State, done: int) -> None:
-        """The inverse of :meth:`state`; without a part ``store``, :meth:`take_back` must follow."""
-        if gone := self.server_state.keys() - state["server"].keys():
-            raise KeyError(min(gone))
-        self.params, self.server_state, self.rounds_done = state["params"], state["server"], done
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: The state. Without its part `store`, `load_client_shards` must follow.
+            done: The number of rounds that are done.
+
+        Raises:
+            KeyError: An entry of the method's server state is missing.
+        """
+        missing = self.server_state.keys() - state["server"].keys()
+        if missing:
+            raise KeyError(min(missing))
+        self.params = state["params"]
+        self.server_state = state["server"]
+        self.rounds_done = done
         if "store" in state:
-            stored = state["store"]
-            self.store.load(
-                {
-                    **stored,
-                    "trees": self.executor.restore_state(stored["ids"].numpy(), stored["trees"]),
-                }
-            )
-        if self.ledger is not None:
-            self.ledger.load(state["privacy"])
+            store = state["store"]
+            trees = self.executor.restore_state(store["ids"].numpy(), store["trees"])
+            self.store.load({**store, "trees": trees})
+        if self.accountant is not None:
+            self.accountant.load(state["privacy"])
         if self.clock is not None:
             self.clock.load(state["clock"])
         if self.selector is not None:
             self.selector.load(state["selection"])
 
     def load_client_shards(self, seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
-        """All clients seen, as :meth:`kept` gave them part by part."""
+        """Restore all clients, part by part.
+
+        Args:
+            seen: The number of clients that have a state.
+            parts: Ids and what `client_state_dict` returned for them.
+        """
         self.store.reserve(seen)
-        for ids, kept in parts:
-            self.store.restore(
-                ids, kept["slots"].numpy(), self.executor.restore_state(ids, kept["trees"])
-            )
+        for ids, state in parts:
+            trees = self.executor.restore_state(ids, state["trees"])
+            self.store.restore(ids, state["slots"].numpy(), trees)
 
     def personal_models(self, ids: Ints | None = None) -> tuple[Ints, Params]:
-        """Clients seen, or some of them, and the stack of their personal models."""
-        ids = self.store.ids if ids is None else ids
-        models = self._held(ids, "personal")
+        """Return the personal models of clients.
+
+        Args:
+            ids: The clients; None for all that took part so far.
+
+        Returns:
+            The ids and their models, stacked `[K, ...]`.
+        """
+        if ids is None:
+            ids = self.store.ids
+        models = self._client_tree(ids, "personal")
         if not models:
-            return ids, self._held(ids, "local_params")
-        # A client that has not made one yet (all its updates were dropped) would use the global model.
-        unknown = ~rows_are_finite(models, len(ids))
+            return ids, self._client_tree(ids, "local_params")
+        # A client whose updates were all dropped has no personal model: it uses the global one.
+        is_missing = ~rows_are_finite(models, len(ids))
         return ids, {
-            name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
+            name: torch.where(
+                is_missing.view(-1, *[1] * (value.dim() - 1)), self.params[name], value
+            )
             for name, value in models.items()
         }
 
-    def _held(self, ids: Ints, name: str) -> Params:
-        tree: Params = (
-            self.store.rows(ids, (name,)) | self.executor.gather_state(ids, (name,))
-        ).get(name, {})
+    def _client_tree(self, ids: Ints, name: str) -> Params:
+        """Return one part of the state of some clients; empty if nothing is stored under it."""
+        stored = self.store.rows(ids, (name,)) | self.executor.gather_state(ids, (name,))
+        tree: Params = stored.get(name, {})
         return tree
 
-    def _stored(self) -> State:
-        stored = self.store.saved()
-        kept = {**stored["trees"], **self.executor.gather_state(stored["ids"].numpy())}
-        return {**stored, "trees": {name: kept[name] for name in sorted(kept)}}
+    def _store_state(self) -> State:
+        """Return the state of all clients, with the parts that executors keep."""
+        store = self.store.saved()
+        trees = {**store["trees"], **self.executor.gather_state(store["ids"].numpy())}
+        return {**store, "trees": {name: trees[name] for name in sorted(trees)}}
 
-    def _fresh(self, ids: Tensor) -> ClientState:
-        return self.executor.init_state(ids, self.initial, self.keeps_local)
+    def _init_clients(self, ids: Tensor) -> ClientState:
+        """Return the state of clients before their first round."""
+        return self.executor.init_state(ids, self.initial_params, self.keeps_local)
 
 
 def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float:
-    """How many times as long as nearly all others' a client's change may be.
+    """Return the largest allowed ratio of an update norm to nearly all others.
 
-    Changes compare best where all clients start what they upload from one model. Agents that start from models of their
-    own go honestly as far as their environments take them.
+    Norms compare best where all clients start from one model. Agents that start from models of
+    their own move as far as their environments take them, so that they have no bound.
     """
     uploaded = set(method.shared_param_names(task))
     blocks = [block for block, names in task.blocks.items() if uploaded & set(names)]
@@ -675,8 +736,8 @@ def _first_decile(values: Tensor) -> float:
     return high - (high - low) * (1 - share)
 
 
-def _validate_cohort(ids: Tensor, clients: int, method: Method) -> Ints:
-    """Decision 0 as an array; a method of one's own may get it wrong."""
+def _validate_cohort(ids: Tensor, clients: int, method: Method) -> None:
+    """Check the selection of a method, which a user may have written."""
     array: Ints = ids.numpy()
     if (
         ids.dtype != torch.int64
@@ -686,10 +747,10 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> Ints:
         or array[-1] >= clients
     ):
         raise UsageError(
-            f"{method.name}.select must give the clients of the round as whole numbers from 0 to {clients - 1}, "
-            f"ascending, each once, and at least one: it gave {ids.dtype} {array[:10].tolist()}"
+            f"{method.name}.select must give the clients of the round as whole numbers from 0 to "
+            f"{clients - 1}, ascending, each once, and at least one: it gave {ids.dtype} "
+            f"{array[:10].tolist()}"
         )
-    return array
 
 
 def _mean_min_max(value: Tensor) -> MeanMinMax:

@@ -57,7 +57,7 @@ class _Call:
 
 
 class _Map(threading.local):
-    """The map over clients that is under way in this thread: its level among torch's maps, and how many clients."""
+    """The active map over clients in this thread: its vmap level and number of clients."""
 
     level: int | None = None
     clients = 0
@@ -110,7 +110,7 @@ def _stacks(tree: Any, level: int, clients: int) -> Any:
 
 
 def call(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) -> R:
-    """``one(arguments)``, or ``stack`` of all clients' arguments when the caller is being mapped over clients.
+    """Call `one(arguments)`, or `stack` on all clients' arguments inside a map over clients.
 
     Arguments and results are trees of tensors: dictionaries, tuples, messages.
     """

@@ -15,7 +15,7 @@ from equipoise.core import (
     ValueRange,
 )
 from equipoise.core.report_validation import LOSS
-from equipoise.simulation.client_selector import TOLD
+from equipoise.simulation.client_selector import LOSS_METRIC
 
 
 def with_loss_reporting(method: Method, selection: SelectionPolicy) -> Method:
@@ -38,10 +38,10 @@ class LossReporting(MethodWrapper):
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
         """Return the ranges of the inner method and that of the loss."""
-        return {**super().report_ranges, TOLD: LOSS}
+        return {**super().report_ranges, LOSS_METRIC: LOSS}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Add the training loss of the received model."""
         update, state = super().upload(client)
         loss = client.evaluate(client.start, "train")["loss"]
-        return replace(update, metrics={**update.metrics, TOLD: loss}), state
+        return replace(update, metrics={**update.metrics, LOSS_METRIC: loss}), state
