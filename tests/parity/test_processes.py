@@ -137,13 +137,13 @@ def test_any_number_of_processes_is_one_to_the_bit(name, clients, numbers):
 def test_chunks_that_one_process_computes_as_one_stack_too(model, monkeypatch):
     """Everybody takes part, with equally many rows."""
     stacks = []
-    plain = Stacked.chunk
+    plain = Stacked.run_chunk
 
     def chunk(self, round, ids, *more):
         stacks.append(len(ids))
         return plain(self, round, ids, *more)
 
-    monkeypatch.setattr(Stacked, "chunk", chunk)
+    monkeypatch.setattr(Stacked, "run_chunk", chunk)
     method, task = (
         find_method("fedavg")(),
         small_task(model, clients=128, samples=20, size_sigma=0.0),
@@ -275,7 +275,7 @@ def test_an_error_in_another_process_is_shown_where_it_matters(monkeypatch, tmp_
             raise ValueError("out of luck")
         return client.fit(client.start), client.state
 
-    monkeypatch.setattr(find_method("fedavg"), "update", update)
+    monkeypatch.setattr(find_method("fedavg"), "train", update)
     with pytest.raises(RuntimeError, match=r"(?s)process 2 of 2 failed.*out of luck"):
         run(
             RunSettings.from_options(SMALL), tmp_path / "run", resources=ResourceConfig(processes=2)

@@ -1,10 +1,13 @@
-"""Hostile clients, for simulations: a share of the clients, the same for the whole run, changes what it uploads.
+"""Hostile clients for simulations: a fixed share of the clients changes what it uploads.
 
-``flip`` sends ten times the opposite of its change, ``scaled`` ten times its change, ``noise`` a random change of ten
-times the honest length, ``constant`` one number everywhere, ``huge`` the largest one that there is, ``metrics`` its
-honest model with the worst lie that its declared ranges allow, and ``little`` a change that all liars agree on: the
-honest mean less 1.5 standard deviations, coordinate by coordinate (Baruch et al. 2019, "A Little Is Enough").
-``labels`` and ``backdoor`` are lies in the rows (:mod:`equipoise.data.poisoning`), and the uploads follow from them.
+- `flip` sends ten times the opposite of its update, `scaled` ten times its update;
+- `noise` sends a random update of ten times the honest norm;
+- `constant` sends one number everywhere, `huge` the largest number of single precision;
+- `metrics` sends its honest model with the worst report that the declared ranges allow;
+- `little` sends an update on which all hostile clients agree: the honest mean less 1.5 standard
+  deviations per coordinate (Baruch et al., "A Little Is Enough", NeurIPS 2019, arXiv:1902.06156).
+
+`labels` and `backdoor` change the rows of clients instead: see `equipoise.data.poisoning`.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ def parse_attack(text: str) -> tuple[str, float]:
     known = (*ATTACKS, *DATA_ATTACKS)
     if name not in known:
         raise UsageError(
-            f"unknown attack '{name}'{nearest(name, known)}: attack must be one of {', '.join(known)}"
+            f"unknown attack '{name}'{nearest(name, known)}: "
+            f"attack must be one of {', '.join(known)}"
         )
     try:
         share = float(number)

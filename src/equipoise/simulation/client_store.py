@@ -198,7 +198,8 @@ class _ShardFiles:
             except OSError as error:
                 raise UsageError(
                     f"there is no room on disk for what clients hold ({error}): free some in "
-                    f"'{self._folder or tempfile.gettempdir()}', or give more memory with --client-memory-gib"
+                    f"'{self._folder or tempfile.gettempdir()}', or give more memory with "
+                    "--client-memory-gib"
                 ) from error
             self._shards[number] = (
                 mapped,

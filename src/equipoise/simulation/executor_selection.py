@@ -32,8 +32,8 @@ class ExecutorPlan:
     Attributes:
         executor: A key of `EXECUTORS`.
         threads: Threads of one tensor operation.
-        processes: Processes that shared the clients where this was measured; 1 where that was not faster, or was
-            not measured. How many there are in a run is decided at its start and changes no result.
+        processes: Processes that shared the clients in the measurement; 1 if that was not faster or
+            not measured. The number in a run is decided at its start and changes no result.
         why: The reason, for the reader of a summary.
     """
 
@@ -125,7 +125,7 @@ def _measure(
 
 
 def seconds_per_step(task: Task, training: TrainingConfig, clients: int) -> float:
-    """Seconds that a step of one client takes, with so many clients computed at once."""
+    """Return the seconds per step and client, with this many clients computed at once."""
     ids = torch.arange(clients)
     one: Params = task.init_params(0)
     params = {name: value.expand(clients, *value.shape) for name, value in one.items()}
@@ -153,7 +153,7 @@ def seconds_per_step(task: Task, training: TrainingConfig, clients: int) -> floa
 
 
 def _seconds_per_step_concurrently(task: Task, training: TrainingConfig, processes: int) -> float:
-    """As :func:`seconds_of_a_step` of one client, while so many processes do it at the same time."""
+    """Return the seconds per step of one client while several processes run at once."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 

@@ -124,7 +124,7 @@ class ProcessGroup(ABC):
 
     @staticmethod
     def launched() -> tuple[int, int]:
-        """This process's number and how many there are, as ``torchrun`` or the like has started them."""
+        """Return rank and world size, as `torchrun` sets them."""
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
     @abstractmethod
@@ -254,7 +254,7 @@ class ForkedGroup(ProcessGroup):
     """This process among those that were forked."""
 
     def __init__(self, rank: int, ends: list[Channels]) -> None:
-        """``ends``: of all; here those of others are closed, since a line must end with its process."""
+        """Keep the channels of this rank; close those of others, which end with their process."""
         super().__init__(rank, len(ends))
         for other in ends[:rank] + ends[rank + 1 :]:
             for line in other.values():
@@ -265,7 +265,7 @@ class ForkedGroup(ProcessGroup):
         self._last: dict[int, Future[None]] = {}
 
     def send(self, to: int, tree: State, crossing: bool = False) -> Future[None] | None:
-        """What is short is taken at once; what is long goes by and by, in its turn, while this process goes on."""
+        """Send a short message at once, and a long one from a thread while this one continues."""
         body, last, line = pack(tree).numpy().data, self._last.pop(to, None), self._channels[to]
         if len(body) > MAX_SHORT_BYTES or (last is not None and not last.done()):
             self._last[to] = self._senders[to].submit(_send_long, line, body)

@@ -407,7 +407,7 @@ class MultiProcessExecutor(Executor):
         return found
 
     def restore_state(self, ids: Ints, kept: State) -> State:
-        """The inverse of :meth:`collect`: they lie here until another process is to compute them."""
+        """Keep restored states in this process until another one runs their clients."""
         self._process_of_client[ids] = 0
         self.worker.put(
             torch.from_numpy(ids), {name: kept[name] for name in CLIENT_STATE_NAMES if name in kept}

@@ -1,8 +1,8 @@
-"""What client code calls on its own data, once for one client and once for a stack.
+"""Primitives that client code calls on its own data, for one client or for a stack of clients.
 
-Client code is mapped by ``torch.func.vmap``. Each primitive here brings its own rule for the map: when one client's
-code reaches it, the whole stack is handed to the task's batched version. So methods are written for one client, call
-local training as often as they like, and still run as a few batched kernels.
+Client code is mapped by `torch.func.vmap`. Each primitive has its own rule for the map: when the
+code of one client reaches it, the whole stack is handed to the batched version of the task. So
+methods are written for one client, and still run as a few batched kernels.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ def over_clients(
 
     ``axes``: for each argument 0, ``None`` or a tree of these.
 
-    These calls of torch are not public. By the public ones (``torch.func.vmap`` over flat tensors, with primitives as
-    ``autograd.Function`` that have a rule for it) a round of 100 logistic clients takes a quarter longer, to the same
-    bits: 18.0 for 14.3 ms of CPU with FedAvg, 20.4 for 16.8 with SCAFFOLD (torch 2.13). A test says when they change.
+    These functions of torch are not public. With the public ones (`torch.func.vmap` over flat
+    tensors) a round of 100 logistic clients takes a quarter longer, with the same bits: 18.0
+    instead of 14.3 ms of CPU with FedAvg, 20.4 instead of 16.8 with SCAFFOLD (torch 2.13). A test
+    fails when they change.
     """
     _vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
     level = functorch._vmap_increment_nesting(clients, "error")
