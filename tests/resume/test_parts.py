@@ -107,7 +107,7 @@ def test_where_rows_lie_changes_no_number(name, memory):
 
 def _written(folder):
     return {
-        file.name: len(parts_of.files.load(file)[0]["ids"]) for file in folder.glob("clients-*")
+        file.name: len(parts_of.io.load(file)[0]["ids"]) for file in folder.glob("clients-*")
     }
 
 
