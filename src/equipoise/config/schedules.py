@@ -79,6 +79,7 @@ class Linear(_Interpolation):
     """See :func:`linear`."""
 
     def progress(self, time: float) -> float:
+        """Return the time itself."""
         return time
 
 
@@ -86,6 +87,7 @@ class Cosine(_Interpolation):
     """See :func:`cosine`."""
 
     def progress(self, time: float) -> float:
+        """Return `(1 - cos(pi t)) / 2`."""
         return (1 - math.cos(math.pi * time)) / 2
 
 
@@ -96,10 +98,12 @@ class Steps(Schedule):
     values: tuple[tuple[int, float], ...]
 
     def at(self, round: int, rounds: int) -> float:
+        """Return the value of the last step before the round."""
         return next(value for done, value in reversed(self.values) if done < round)
 
     @property
     def bounds(self) -> tuple[float, ...]:
+        """All values."""
         return tuple(value for _, value in self.values)
 
     def __str__(self) -> str:
@@ -113,10 +117,12 @@ class Constant(Schedule):
     value: float
 
     def at(self, round: int, rounds: int) -> float:
+        """Return the value."""
         return self.value
 
     @property
     def bounds(self) -> tuple[float, ...]:
+        """The value."""
         return (self.value,)
 
     def __str__(self) -> str:
@@ -176,7 +182,10 @@ def parse_schedule(text: str) -> Schedule:
     Raises:
         UsageError: If the text is not a schedule.
     """
-    example = f"must be a number or a schedule, such as cosine(0.1, 0.001); there are {', '.join(SCHEDULES)}"
+    example = (
+        "must be a number or a schedule, such as cosine(0.1, 0.001); "
+        f"there are {', '.join(SCHEDULES)}"
+    )
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
