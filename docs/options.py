@@ -11,7 +11,7 @@ from pathlib import Path
 
 from equipoise.clock.config import ClockConfig
 from equipoise.config.schedules import Schedule
-from equipoise.config.schema import KINDS
+from equipoise.config.schema import TYPE_NAMES
 from equipoise.core import TrainingConfig
 from equipoise.methods import all_methods
 from equipoise.privacy.config import PrivacyConfig
@@ -69,8 +69,8 @@ def _default(item: Option) -> str:
 
 
 def _allowed(item: Option) -> str:
-    words = item.rule.limits or KINDS.get(item.kind.type, "")
-    return _escaped(words) + (", or a schedule" if item.kind.over_rounds else "")
+    words = item.rule.bounds_text or TYPE_NAMES.get(item.kind.type, "")
+    return _escaped(words) + (", or a schedule" if item.kind.allows_schedule else "")
 
 
 def _escaped(text: str) -> str:

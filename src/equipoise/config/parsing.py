@@ -1,4 +1,4 @@
-"""Values of options as text: how they are typed, and how files keep schedules."""
+"""Convert option values from and to text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from equipoise.utils.errors import UsageError
 
 
 def parse(name: str, text: str, kind: OptionType, rule: Constraint) -> Any:
-    """An option's value from its text; what is no number may be a schedule."""
+    """Parse the value of an option from the command line.
+
+    Args:
+        name: Name of the option, for errors.
+        text: The value. Text that is not a number may be a schedule.
+        kind: Type of the option.
+        rule: Bounds of the option, for errors.
+
+    Raises:
+        UsageError: If the text is not a value of this type.
+    """
     if kind.type is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
@@ -24,7 +34,16 @@ def parse(name: str, text: str, kind: OptionType, rule: Constraint) -> Any:
 
 
 def from_config_value(name: str, value: Any, kind: OptionType) -> Any:
-    """An option's value from what a file or a caller gives: text is a schedule where a number may be one."""
+    """Convert a value from a file or a caller: text is parsed as a schedule if allowed.
+
+    Args:
+        name: Name of the option, for errors.
+        value: The value.
+        kind: Type of the option.
+
+    Raises:
+        UsageError: If the text is not a schedule.
+    """
     if not (kind.allows_schedule and isinstance(value, str)):
         return value
     try:
@@ -34,5 +53,5 @@ def from_config_value(name: str, value: Any, kind: OptionType) -> Any:
 
 
 def to_config_value(value: Any) -> Any:
-    """What JSON and TOML keep of a value."""
+    """Convert a value to JSON or TOML: schedules become text."""
     return str(value) if isinstance(value, Schedule) else value

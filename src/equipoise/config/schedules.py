@@ -1,4 +1,4 @@
-"""Schedules: values that change over the rounds of a run in a way that is known before it starts.
+"""Schedules: option values that change over the rounds of a run.
 
 >>> cosine(0.1, 0.001).at(1, 100)
 0.1
@@ -21,22 +21,28 @@ Number = TypeVar("Number", int, float)
 
 
 class Schedule(ABC):
-    """A value for every round. Its text, such as ``cosine(0.1, 0.001)``, says all of it: :func:`read` reads it back."""
+    """A value for every round. `parse_schedule(str(schedule))` restores it."""
 
     @abstractmethod
     def at(self, round: int, rounds: int) -> float:
-        """The value in this round, from 1 on, of so many; after the last one its value stays."""
+        """Return the value in a round.
+
+        Args:
+            round: Round, from 1 on. Rounds after the last one have its value.
+            rounds: Number of rounds of the run.
+        """
 
     @property
     @abstractmethod
     def bounds(self) -> tuple[float, ...]:
-        """Values between which all others lie: where these are allowed, every round's is."""
+        """Values that bound all others: if they are valid, the value of every round is."""
 
 
 class Scheduled(Generic[Number]):
-    """The type of an option that may be a number or a schedule. Hooks read numbers: :meth:`Options.at` made them so.
+    """Type of an option that may be a number or a schedule.
 
-    To a type checker only; what a config holds is the value itself.
+    Only for type checkers: the config holds the value itself. Hooks read numbers, because
+    `Options.at` resolves schedules before each round.
     """
 
     def __get__(self, instance: object, owner: type) -> Number:
@@ -48,16 +54,18 @@ class Scheduled(Generic[Number]):
 
 @dataclass(frozen=True)
 class _Interpolation(Schedule):
+    """Interpolation from the first to the last round."""
+
     start: float
     end: float
 
     def at(self, round: int, rounds: int) -> float:
-        way = self.progress((min(round, rounds) - 1) / (rounds - 1)) if rounds > 1 else 0.0
-        return self.start * (1 - way) + self.end * way
+        progress = self.progress((min(round, rounds) - 1) / (rounds - 1)) if rounds > 1 else 0.0
+        return self.start * (1 - progress) + self.end * progress
 
     @abstractmethod
     def progress(self, time: float) -> float:
-        """How much of the way from start to end is gone; both run from 0 to 1."""
+        """Map relative time in [0, 1] to relative progress from start to end in [0, 1]."""
 
     @property
     def bounds(self) -> tuple[float, ...]:
@@ -71,6 +79,7 @@ class Linear(_Interpolation):
     """See :func:`linear`."""
 
     def progress(self, time: float) -> float:
+        """Return the time itself."""
         return time
 
 
@@ -78,6 +87,7 @@ class Cosine(_Interpolation):
     """See :func:`cosine`."""
 
     def progress(self, time: float) -> float:
+        """Return `(1 - cos(pi t)) / 2`."""
         return (1 - math.cos(math.pi * time)) / 2
 
 
@@ -88,10 +98,12 @@ class Steps(Schedule):
     values: tuple[tuple[int, float], ...]
 
     def at(self, round: int, rounds: int) -> float:
+        """Return the value of the last step before the round."""
         return next(value for done, value in reversed(self.values) if done < round)
 
     @property
     def bounds(self) -> tuple[float, ...]:
+        """All values."""
         return tuple(value for _, value in self.values)
 
     def __str__(self) -> str:
@@ -105,10 +117,12 @@ class Constant(Schedule):
     value: float
 
     def at(self, round: int, rounds: int) -> float:
+        """Return the value."""
         return self.value
 
     @property
     def bounds(self) -> tuple[float, ...]:
+        """The value."""
         return (self.value,)
 
     def __str__(self) -> str:
@@ -116,17 +130,24 @@ class Constant(Schedule):
 
 
 def cosine(start: float, end: float) -> Schedule:
-    """From ``start`` in the first round to ``end`` in the last, along half a wave: gently at both ends."""
+    """Create a half-cosine schedule from `start` in the first round to `end` in the last."""
     return Cosine(_number(start), _number(end))
 
 
 def linear(start: float, end: float) -> Schedule:
-    """From ``start`` in the first round to ``end`` in the last, by equal steps."""
+    """Create a linear schedule from `start` in the first round to `end` in the last."""
     return Linear(_number(start), _number(end))
 
 
 def steps(values: Mapping[int, float]) -> Schedule:
-    """A value from the start (0) on, and others after so many rounds: ``steps({0: 1, 50: 5})`` is 5 from round 51."""
+    """Create a piecewise constant schedule.
+
+    Args:
+        values: Values by the number of completed rounds: `{0: 1, 50: 5}` is 5 from round 51 on.
+
+    Raises:
+        UsageError: If there is no value at 0, or a key is not a whole number of at least 0.
+    """
     wrong = not isinstance(values, Mapping) or any(
         type(done) is not int or done < 0 for done in values
     )
@@ -138,7 +159,7 @@ def steps(values: Mapping[int, float]) -> Schedule:
 
 
 def constant(value: float) -> Schedule:
-    """The same value in all rounds."""
+    """Create a schedule with the same value in all rounds."""
     return Constant(_number(value))
 
 
@@ -151,13 +172,20 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def value_at(value: float | Schedule, round: int, rounds: int) -> float:
-    """A number as it is, a schedule's value in this round."""
+    """Return a number unchanged, or the value of a schedule in a round."""
     return value.at(round, rounds) if isinstance(value, Schedule) else value
 
 
 def parse_schedule(text: str) -> Schedule:
-    """A schedule from its text; a :class:`UsageError` says what is wrong with it."""
-    example = f"must be a number or a schedule, such as cosine(0.1, 0.001); there are {', '.join(SCHEDULES)}"
+    """Parse a schedule such as `cosine(0.1, 0.001)`.
+
+    Raises:
+        UsageError: If the text is not a schedule.
+    """
+    example = (
+        "must be a number or a schedule, such as cosine(0.1, 0.001); "
+        f"there are {', '.join(SCHEDULES)}"
+    )
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:

@@ -1,7 +1,6 @@
-"""Options of typed configs: default, sentence and bounds stand with the option.
+"""Typed configs whose options declare their default, help text and bounds.
 
-From there values are checked (:func:`problems`), refusals worded (:func:`wanted`) and help and reference written
-(:func:`documented`).
+The declarations validate values, word error messages, and generate the help and the reference.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true
 
 @dataclass(frozen=True)
 class Constraint:
-    """What is declared of an option beside its type and default. Infinity needs ``high=math.inf``."""
+    """Help text and bounds of an option. Infinity is only valid with `high=math.inf`."""
 
     help: str = ""
     low: float | None = None
@@ -32,6 +31,7 @@ class Constraint:
     choices: tuple[str, ...] = ()
 
     def allows(self, value: Any) -> bool:
+        """Tell whether a value is within the bounds."""
         if isinstance(value, str):
             return not self.choices or value in self.choices
         return (
@@ -44,7 +44,7 @@ class Constraint:
 
     @property
     def bounds_text(self) -> str:
-        """The bounds in words; empty without any."""
+        """The bounds in words; empty without bounds."""
         if self.choices:
             return f"one of {', '.join(choice or 'nothing' for choice in self.choices)}"
         least, most = (self.low, self.above), (self.high, self.below)
@@ -74,14 +74,19 @@ def option(
     below: float | None = None,
     choices: Iterable[str] = (),
 ) -> Any:
-    """A field of a typed config.
+    """Declare an option of a typed config.
 
-    Arguments:
-        default: its value unless another is given.
-        help: the sentence that the command line and the reference show for it.
-        low, high: bounds that are allowed themselves; ``high=math.inf`` allows infinity.
-        above, below: bounds that are not.
-        choices: the texts that it takes.
+    Args:
+        default: Default value.
+        help: Sentence for the command line and the reference.
+        low: Inclusive lower bound.
+        high: Inclusive upper bound; `math.inf` allows infinity.
+        above: Exclusive lower bound.
+        below: Exclusive upper bound.
+        choices: Valid texts.
+
+    Returns:
+        A dataclass field.
     """
     return field(
         default=default,
@@ -90,7 +95,7 @@ def option(
 
 
 def with_default(config: type, name: str, default: Any) -> Any:
-    """An option of a parent class, with another default."""
+    """Declare an option of a parent class with another default."""
     return field(
         default=default,
         metadata=next(i for i in dataclasses.fields(config) if i.name == name).metadata,
@@ -98,24 +103,25 @@ def with_default(config: type, name: str, default: Any) -> Any:
 
 
 def constraint_of(item: Field[Any]) -> Constraint:
+    """Return the constraint of a dataclass field."""
     rule: Constraint = item.metadata.get("rule", Constraint())
     return rule
 
 
 @dataclass(frozen=True)
 class OptionType:
-    """The type of an option: a plain one, which may be allowed to change over rounds."""
+    """Type of an option."""
 
     type: type
     allows_schedule: bool = False
 
     def round_value(self, number: float) -> float:
-        """One round's value of a schedule; whole numbers are the nearest."""
+        """Convert the value of a schedule to the type; integers are rounded."""
         return math.floor(number + 0.5) if self.type is int else float(number)
 
 
 def option_types(config: type) -> dict[str, OptionType]:
-    """The types of a config's options by name."""
+    """Return the types of a config's options by name."""
     return _kinds(config)
 
 
@@ -131,7 +137,7 @@ def _kinds(config: type) -> dict[str, OptionType]:
 
 
 def describe_expected(kind: OptionType, rule: Constraint) -> str:
-    """What a value must be, as the end of a refusal."""
+    """Describe valid values, as the end of an error message."""
     if rule.choices:
         return rule.bounds_text
     words = TYPE_NAMES.get(kind.type, f"of type {getattr(kind.type, '__name__', kind.type)}")
@@ -141,7 +147,7 @@ def describe_expected(kind: OptionType, rule: Constraint) -> str:
 
 
 def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
-    """``lr is -1: must be a number above 0``."""
+    """Word the error of an invalid value: `lr is -1: must be a number above 0`."""
     near = nearest(value, rule.choices) if rule.choices and isinstance(value, str) else ""
     if isinstance(value, Schedule):
         return f"{name} is {value}: must be {describe_expected(kind, rule)} in every round"
@@ -149,19 +155,23 @@ def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constra
 
 
 def describe_default(default: Any, rule: Constraint) -> str:
-    """``(default: 0.1; above 0)``."""
+    """Describe default and bounds: `(default: 0.1; above 0)`."""
     shown = str(default) if isinstance(default, Schedule) else repr(default)
     return f"(default: {shown}{'; ' + rule.bounds_text if rule.bounds_text else ''})"
 
 
 @dataclass(frozen=True)
 class Options:
-    """A typed config: its options are checked when it is made, all of them, whoever makes it."""
+    """Base class of typed configs. All options are validated when a config is created."""
 
     def __post_init__(self) -> None:
-        known, found = option_types(type(self)), []
+        """Convert and validate all options."""
+        known = option_types(type(self))
+        found = []
         for item in dataclasses.fields(self):
-            kind, rule, value = known[item.name], constraint_of(item), getattr(self, item.name)
+            kind = known[item.name]
+            rule = constraint_of(item)
+            value = getattr(self, item.name)
             plain = _converted(kind, value)
             if plain is MISSING or not _allowed(kind, rule, plain):
                 found.append(invalid_value_message(item.name, value, kind, rule))
@@ -171,7 +181,7 @@ class Options:
             raise UsageError("; ".join(found))
 
     def at(self, round: int, rounds: int) -> Self:
-        """The same with the plain numbers of one round; itself where no option is a schedule."""
+        """Return the config of one round, with schedules replaced by their values."""
         moving: dict[str, Any] = {}
         for name, kind in option_types(type(self)).items():
             value = getattr(self, name)
@@ -183,7 +193,7 @@ class Options:
 
 
 def _converted(kind: OptionType, value: Any) -> Any:
-    """The value in the option's own type, where it means the same; else ``MISSING``."""
+    """Convert a value to the option's type if it is equivalent, otherwise `MISSING`."""
     if (
         kind.type not in TYPE_NAMES
         or type(value) is kind.type

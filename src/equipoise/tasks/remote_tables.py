@@ -1,4 +1,4 @@
-"""Rows that never leave their owners: each machine reads its own folder, and knows nothing of the others'."""
+"""Task on tables that stay on their owners' machines: each machine reads only its own folder."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 
 Examples = tuple[Tensor, Tensor]
+"""Inputs `[n, ...]` and targets `[n, ...]`."""
 
 
 @dataclass(frozen=True)
 class RemoteTablesConfig(ColumnConfig):
-    """What all machines agree on; ``data`` is each machine's own (a node's --node-config replaces it).
+    """Options of the task `remote-tables`, equal on all machines except `data`.
 
-    With a target, everybody's rows are raw tables: before round 1 clients tell sums and counts of their columns.
+    A node replaces `data` by its `--node-config`. With a target, the rows are raw tables: before
+    round 1 the clients report sums and counts of their columns to agree on a preprocessing.
     """
 
     target: str = option(
@@ -41,20 +43,23 @@ class RemoteTablesConfig(ColumnConfig):
     classes: int = option(2, "number of classes; labels are 0 to classes - 1", low=2)
     val_share: float = option(
         0.1,
-        "share of a client's training rows that is kept for validation; 0 for none",
+        "share of a client's training rows that is num_val for validation; 0 for none",
         low=0,
         below=1,
     )
 
     def __post_init__(self) -> None:
+        """Refuse standardisation by client."""
         super().__post_init__()
         if self.standardise == "client":
             raise UsageError(
-                "standardise is 'client': sites that are apart are standardised by the federation, or not"
+                "standardise is 'client': "
+                "sites that are apart are standardised by the federation, or not"
             )
 
     @property
     def folder(self) -> Path:
+        """The data folder of this machine."""
         folder = Path(self.data).expanduser()
         if not self.data or not folder.is_dir():
             raise UsageError(
@@ -64,13 +69,13 @@ class RemoteTablesConfig(ColumnConfig):
 
     @property
     def num_train_rows(self) -> int:
-        """Training rows of raw tables, before anybody knows how they are prepared."""
+        """Number of training rows of the raw table, without the validation rows."""
         rows = count_train_rows(self.folder, self)
         return rows - int(rows * self.val_share)
 
 
 class LocalFolderData(ClientData):
-    """One machine's rows. Whichever client is asked for, these are its rows: there are no others here."""
+    """The rows of this machine. Every client number maps to them: there are no others here."""
 
     def __init__(
         self, config: RemoteTablesConfig, seed: int, preprocessor: Preprocessor | None = None
@@ -80,19 +85,23 @@ class LocalFolderData(ClientData):
         Args:
             config: Where the rows are.
             seed: Draws the validation rows.
-            preprocessor: The one of the exchange before round 1; None for that of the folder, if there is one.
+            preprocessor: The one of the exchange before round 1; None to load it from the
+                folder, if there is one.
         """
         folder = config.folder
         file = folder / PREPROCESSOR_FILE
         if preprocessor is None and file.is_file():
             preprocessor = Preprocessor.load(file)
         self.preprocessor = preprocessor
-        self.clients, self.classes = config.clients, config.classes
+        self.clients = config.clients
+        self.classes = config.classes
         if self.preprocessor is not None:
-            self.names, self.classes = self.preprocessor.clients, self.preprocessor.target.outputs
+            self.names = self.preprocessor.clients
+            self.classes = self.preprocessor.target.outputs
             if len(self.names) != config.clients:
                 raise UsageError(
-                    f"the preparation is of {len(self.names)} sites, but clients is {config.clients}"
+                    f"the preparation is of {len(self.names)} sites, "
+                    f"but clients is {config.clients}"
                 )
         test = self._read(folder, "test")
         self.is_client = any(folder.glob("train.*"))
@@ -101,23 +110,25 @@ class LocalFolderData(ClientData):
             "public": test if self.is_client else self._read(folder, "public"),
         }
         x, y = self._read(folder, "train") if self.is_client else self._server["public"]
-        kept = int(len(x) * config.val_share)
-        if config.val_share and not 0 < kept < len(x):
+        num_val = int(len(x) * config.val_share)
+        if config.val_share and not 0 < num_val < len(x):
             raise UsageError(
-                f"'{folder}' has {len(x)} rows to train on: too few for a val_share of {config.val_share}"
+                f"'{folder}' has {len(x)} rows to train on: "
+                f"too few for a val_share of {config.val_share}"
             )
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))
-        self._splits = {"train": (x[order[kept:]], y[order[kept:]]), "test": test}
-        if kept:
-            self._splits["val"] = (x[order[:kept]], y[order[:kept]])
+        self._splits = {"train": (x[order[num_val:]], y[order[num_val:]]), "test": test}
+        if num_val:
+            self._splits["val"] = (x[order[:num_val]], y[order[:num_val]])
         self.shape = tuple(x.shape[1:])
 
     @property
     def target(self) -> Target:
+        """Target of the preprocessor, or classes from 0 on without one."""
         return self.preprocessor.target if self.preprocessor else super().target
 
     def _read(self, folder: Path, name: str) -> Examples:
-        """Raw tables where there is a preparation for them; otherwise numbers, and labels from 0 on."""
+        """Read raw tables if there is a preprocessor; otherwise numbers with labels from 0 on."""
         if self.preprocessor is None:
             return _read(folder, name, self.classes)
         table = find_table(folder, name)
@@ -127,37 +138,53 @@ class LocalFolderData(ClientData):
         return torch.from_numpy(x), torch.from_numpy(y)
 
     def split(self, ids: Ints, name: str) -> Split:
+        """Return the rows of this machine for every client."""
         x, y = self._splits[name]
         return Split(x, y, np.zeros(len(ids), np.int64), np.full(len(ids), len(x), np.int64))
 
     def server(self, name: str) -> Examples:
+        """Return the `public` or `test` rows of this machine."""
         return self._server[name]
 
     def has_split(self, name: str) -> bool:
+        """Tell whether this machine has a split."""
         return name in self._splits
 
 
 class RemoteTablesTask(ExamplesTask):
-    """At the server, sizes are what clients say, and its own rows stand in for a client's in rehearsal."""
+    """Supervised task of one machine.
+
+    At the server, the numbers of training examples are those that clients report, and the server's
+    own rows replace a client's rows in dry runs.
+    """
 
     data: LocalFolderData
 
     def __init__(self, data: LocalFolderData, model: str, training: TrainingConfig) -> None:
+        """Create the task.
+
+        Args:
+            data: Rows of this machine.
+            model: Name of the model.
+            training: Settings of local training.
+        """
         super().__init__("remote-tables", MODELS[model](data.shape, data.classes), data, training)
         self.preprocessor = data.preprocessor
         self.reported_sizes: dict[int, int] = {}
 
     def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Store the numbers of training examples that clients reported."""
         self.reported_sizes.update(sizes)
 
     def num_examples(self, ids: Tensor) -> Tensor:
+        """Count own rows at a client; return reported sizes (0 if unknown) at the server."""
         if self.data.is_client:
             return super().num_examples(ids)
         return torch.tensor([self.reported_sizes.get(client, 0) for client in ids.tolist()])
 
 
 def _read(folder: Path, name: str, classes: int) -> Examples:
-    """``name.npz`` with ``x`` and ``y``, or ``name.csv`` with a line of column names and the label last."""
+    """Read `name.npz` with `x` and `y`, or `name.csv` with a header and the label last."""
     for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
         if not path.is_file():
             continue
@@ -181,20 +208,38 @@ def _read(folder: Path, name: str, classes: int) -> Examples:
 
 
 def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+    """Build the task of this machine from numeric rows.
+
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the validation split.
+
+    Raises:
+        UsageError: If the rows are raw tables, which need connected clients.
+    """
     if config.target:
         raise UsageError(
-            "raw tables that stay apart are prepared once their clients are connected: 'equipoise flower run' on real "
-            "nodes"
+            "raw tables that stay apart are prepared once their clients are connected: "
+            "'equipoise flower run' on real nodes"
         )
     return RemoteTablesTask(LocalFolderData(config, seed), model, training)
 
 
-def spec_with_preprocessor(preprocessor: Preprocessor, told: tuple[int, int]) -> TaskSpec:
-    """The task once all have agreed how raw tables are prepared; ``told``: bytes up and down that it took."""
+def spec_with_preprocessor(
+    preprocessor: Preprocessor, bytes_exchanged: tuple[int, int]
+) -> TaskSpec:
+    """Return the task specification after clients agreed on a preprocessing of raw tables.
+
+    Args:
+        preprocessor: The agreed preprocessing.
+        bytes_exchanged: Bytes (up, down) that the agreement took.
+    """
 
     def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
         task = RemoteTablesTask(LocalFolderData(config, seed, preprocessor), model, training)
-        task.bytes_before = told
+        task.bytes_before = bytes_exchanged
         return task
 
     return replace(SPEC, build=build)

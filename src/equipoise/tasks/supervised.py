@@ -40,22 +40,21 @@ from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
-MAX_LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
-MAX_INPUTS_AT_ONCE = (
-    2**19
-)  # of the inputs that a deep model scores at once: bounds the memory of its activations
-MAX_ACTIVATION_BYTES = (
-    2**30
-)  # bytes that the clients of a stack, or the rows of a sequence model, keep together
+MAX_LOGITS_AT_ONCE = 2**23
+"""Logits computed at once when many models are scored on one set. Bounds the memory."""
+MAX_INPUTS_AT_ONCE = 2**19
+"""Input numbers that a deep model scores at once. Bounds the memory of its activations."""
+MAX_ACTIVATION_BYTES = 2**30
+"""Activation memory of the clients of a stack, or of the rows of a sequence model."""
 UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, LoraConv)
 
 
 class ExamplesTask(PoisonableTask):
-    """A network under SGD; loss and scores are those of its :class:`~equipoise.training.objectives.Objective`."""
+    """A network trained by SGD, with the loss and the metrics of an `Objective`."""
 
     preprocessor: Preprocessor | WindowTransform | None = None
-    """How raw rows of tables, or recordings, became the rows of the data."""
+    """Preprocessing that made the rows from raw tables or recordings."""
     _padded_inputs: tuple[Tensor, Tensor] | None
 
     def __init__(
@@ -69,24 +68,38 @@ class ExamplesTask(PoisonableTask):
         fresh: bool = True,
         objective: Objective | None = None,
     ) -> None:
-        """``closed_form=False`` keeps a linear model on the general engine (to measure and test it).
+        """Create the task.
 
-        ``fresh``: a run's seed draws the first model anew; otherwise it is ``module`` with the weights that it has.
-        Frozen parameters stay as they are in either case. ``objective``: the target's usual one without it.
+        Args:
+            name: Name of the task.
+            module: The network. It is copied.
+            data: Rows of every client.
+            training: Default settings of local training.
+            dtype: Floating-point type of the parameters.
+            closed_form: Use the closed form for linear models; False for tests and measurements.
+            fresh: Draw the initial model from the seed of a run. If False, it is `module` with its
+                own weights. Frozen parameters never change.
+            objective: Loss and metrics. Defaults to the objective of the target.
         """
         self.fresh = fresh
-        self.name, self.data, self.training, self.dtype = name, data, training, dtype
-        self.num_clients, self.client_names = data.clients, data.names
+        self.name = name
+        self.data = data
+        self.training = training
+        self.dtype = dtype
+        self.num_clients = data.clients
+        self.client_names = data.names
         self.class_names = data.target.classes if data.target.name else ()
         self.objective = objective or objective_of(data.target)
-        self.pad_label, self.target_kind = self.objective.pad_label, data.target.kind
+        self.pad_label = self.objective.pad_label
+        self.target_kind = data.target.kind
         self._set_metrics(self.objective.default_metrics)
         self._closed_form = closed_form and self.objective.closed_form
         self._set_network(with_reproducible_layers(copy.deepcopy(module).to(dtype)), "")
 
     def _set_network(self, module: nn.Module, blocks: str) -> None:
-        """Everything that follows from the network."""
-        self.module, self._padded_inputs = module, None
+        """Set the network and everything derived from it."""
+        self.module = module
+        self._padded_inputs = None
         self.blocks = blocks_of(self.module, blocks)
         self.batch_stat_names = running_stat_names(self.module)
         self._batch_norm_keys = tuple(f"{name}.rows" for name, _ in batch_norm_layers(self.module))
@@ -102,59 +115,67 @@ class ExamplesTask(PoisonableTask):
         self.deep = self.executor_depends_on_model = (
             self.convolutional or sequences or not self.stackable
         )
-        """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
-        self._is_sequence_model, self._row_bytes = sequences and self.stackable, 0
+        """Evaluate models one by one: batching gains nothing and costs activation memory."""
+        self._is_sequence_model = sequences and self.stackable
+        self._row_bytes = 0
         self._device_module = self.module
         self._map_forward()
 
-    def _set_metrics(self, scored: tuple[str, ...]) -> None:
-        self.eval_metrics, self.metric = scored, scored[0]
+    def _set_metrics(self, eval_metrics: tuple[str, ...]) -> None:
+        """Set the metrics of every evaluation, the primary one first."""
+        self.eval_metrics = eval_metrics
+        self.metric = eval_metrics[0]
         self.higher_is_better = higher_is_better(self.metric)
 
     def with_primary_metric(self, name: str) -> ExamplesTask:
-        part = copy.copy(self)
-        part._set_metrics(self.objective.with_primary_metric(name))
-        part._map_forward()
-        return part
+        """Return the task with another primary metric."""
+        task = copy.copy(self)
+        task._set_metrics(self.objective.with_primary_metric(name))
+        task._map_forward()
+        return task
 
     def with_all_metrics(self) -> ExamplesTask:
-        """With all scores of the objective, the headline first as before."""
-        part = copy.copy(self)
-        part._set_metrics(
+        """Return the task with all metrics of the objective, the primary one first."""
+        task = copy.copy(self)
+        task._set_metrics(
             (self.metric, *(name for name in self.objective.metric_names if name != self.metric))
         )
-        part._map_forward()
-        return part
+        task._map_forward()
+        return task
 
     def _map_forward(self) -> None:
+        """Create the batched forward functions; they are bound to this object."""
         self._forward_stack = stacked_forward(self._device_module) or vmap(self.forward)
         self.transposed_params = transposed_params(self._device_module)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
     def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> ExamplesTask:
-        part, module = copy.copy(self), copy.deepcopy(self.module)
+        """Return the task with loaded weights, adapters or other blocks."""
+        task = copy.copy(self)
+        module = copy.deepcopy(self.module)
         if start:
             weights.load_weights(module, start)
         elif adapter:
-            module.load_state_dict(
-                self.init_params(seed), strict=False
-            )  # the base, which nobody draws later
+            # The frozen base is not part of a client's model, so it is drawn here.
+            module.load_state_dict(self.init_params(seed), strict=False)
         module = add_adapters(module, LoraConfig.parse(adapter), seed) if adapter else module
-        part.fresh = self.fresh and not (start or adapter)
-        part._set_network(module, blocks)
-        return part
+        task.fresh = self.fresh and not (start or adapter)
+        task._set_network(module, blocks)
+        return task
 
     def to(self, device: torch.device) -> ExamplesTask:
-        """``module`` stays: a seed gives the same initial model on every device."""
-        part = copy.copy(self)
-        part.device, part._padded_inputs = device, None
-        part._device_module = copy.deepcopy(self.module).to(device)
-        part._map_forward()
+        """Return the task on a device. `module` stays on the CPU: a seed gives the same model."""
+        task = copy.copy(self)
+        task.device = device
+        task._padded_inputs = None
+        task._device_module = copy.deepcopy(self.module).to(device)
+        task._map_forward()
         if self.heldout_clients is not None:
-            part.heldout_clients = self.heldout_clients.to(device)
-        return part
+            task.heldout_clients = self.heldout_clients.to(device)
+        return task
 
     def step_context(self, key: Tensor, rows: Tensor) -> Params:
+        """Return the dropout keys and batch sizes of a training step."""
         return pytree.to_device(
             {
                 **dict.fromkeys(self._dropout_keys, key),
@@ -164,13 +185,16 @@ class ExamplesTask(PoisonableTask):
         )
 
     def subset(self, ids: Ints) -> ExamplesTask:
-        part = copy.copy(self)
-        part.data = Subset(self.data, ids)
-        part.num_clients, part.client_names = part.data.clients, part.data.names
-        part._map_forward()
-        return part
+        """Return the task of some of the clients, renumbered from 0."""
+        task = copy.copy(self)
+        task.data = Subset(self.data, ids)
+        task.num_clients = task.data.clients
+        task.client_names = task.data.names
+        task._map_forward()
+        return task
 
     def check(self) -> None:
+        """Check that the model takes the data, is deterministic and can be batched."""
         check_trainable(self.module)
         x, _ = self.data.server("test")
         try:
@@ -186,17 +210,20 @@ class ExamplesTask(PoisonableTask):
         )
         if not isinstance(logits, Tensor):
             raise UsageError(
-                f"the model gives a {type(logits).__name__}: it must give its outputs alone, for {wanted}"
+                f"the model gives a {type(logits).__name__}: "
+                f"it must give its outputs alone, for {wanted}"
             )
         if logits.shape != (len(x[:2]), self.data.classes):
             raise UsageError(
-                f"the model gives outputs of shape {tuple(logits.shape[1:])}, but the data has {wanted}"
+                f"the model gives outputs of shape {tuple(logits.shape[1:])}, "
+                f"but the data has {wanted}"
             )
         self._check_deterministic(x[:2])
         if self.stackable and not self._can_vmap(x[:2]):
             self.stackable, self.deep = False, True
 
     def _check_deterministic(self, x: Tensor) -> None:
+        """Refuse a model whose outputs or initial weights no seed can repeat."""
         with torch.no_grad():
             once, again = (self.forward({}, self.prepare(x)) for _ in range(2))
         if not torch.equal(*_to_cpu({"once": once, "again": again}).values()):
@@ -207,7 +234,7 @@ class ExamplesTask(PoisonableTask):
             weights.check_reinitialisable(self.module)
 
     def _can_vmap(self, x: Tensor) -> bool:
-        """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
+        """Tell whether vmap works: not if the model branches on or reads a tensor's value."""
         params = {
             name: value[None]
             for name, value in pytree.to_device(
@@ -223,7 +250,7 @@ class ExamplesTask(PoisonableTask):
         return True
 
     def init_params(self, seed: int) -> Params:
-        """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
+        """Return the module's weights, or new random ones; layers that start at 0 stay at 0."""
         return (
             weights.reinitialised_params(self.module, seed)
             if self.fresh
@@ -232,24 +259,31 @@ class ExamplesTask(PoisonableTask):
 
     @property
     def frozen(self) -> Params:
+        """Frozen parameters of the network."""
         return weights.frozen_params(self.module)
 
     def has_split(self, split: str) -> bool:
+        """Tell whether the data has a split."""
         return self.data.has_split(split)
 
     def preprocessing_json(self) -> str:
+        """Return the preprocessor as JSON; empty without one."""
         return self.preprocessor.to_json() if self.preprocessor else ""
 
     def fingerprint(self) -> str:
+        """Return the fingerprint of the data."""
         return self.data.fingerprint()
 
     def num_examples(self, ids: Tensor) -> Tensor:
+        """Count the training rows of clients, `[K]`."""
         return self.num_rows(ids, "train")
 
     def num_rows(self, ids: Tensor, split: str) -> Tensor:
+        """Count the rows of clients in a split, `[K]`."""
         return torch.from_numpy(self.data.sizes(_numpy(ids), split))
 
     def num_server_rows(self, split: str) -> int:
+        """Count the rows of a server split."""
         return len(self.data.server(split)[1])
 
     def num_steps(
@@ -259,6 +293,7 @@ class ExamplesTask(PoisonableTask):
         training: TrainingConfig,
         data_range: tuple[float, float] = (0.0, 1.0),
     ) -> Tensor:
+        """Count the SGD steps of local training, `[K]`."""
         sizes = self.data.sizes(_numpy(ids.reshape(-1)), "train")
         if data_range != (0.0, 1.0):
             _, sizes = fraction_range(sizes, *data_range)
@@ -267,6 +302,7 @@ class ExamplesTask(PoisonableTask):
         ).reshape(ids.shape)
 
     def label_counts(self, ids: Tensor) -> Tensor:
+        """Count the training rows of each class, `[K, C]`."""
         own, classes = self.data.split(_numpy(ids), "train"), self.data.classes
         if self.target_kind != "classification":
             return torch.from_numpy(own.size)[:, None]
@@ -279,22 +315,23 @@ class ExamplesTask(PoisonableTask):
         )
 
     def example_inputs(self, count: int) -> Tensor:
+        """Return prepared test rows of the server, `[count, ...]`."""
         return self.prepare(self.data.server("test")[0][:count]).contiguous()
 
-    # --- one client -------------------------------------------------------------------------------------------------
+    # --- one client -----------------------------------------------------------------------------
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Stored rows as the model takes them; images of a convolutional model with their channels last in memory."""
+        """Convert stored rows to inputs of the network, on its device."""
         return self.channels_last(self.data.transform.prepare(x.to(self.device), self.dtype))
 
     def pad_inputs(self, x: Tensor) -> Tensor:
-        """Training rows as the closed form takes them; made once for rows that stay."""
+        """Return rows padded for the closed form; cached while the rows are the same tensor."""
         if self._padded_inputs is None or self._padded_inputs[0] is not x:
             self._padded_inputs = x, linear_closed_form.pad_inputs(x.to(self.device))
         return self._padded_inputs[1]
 
     def channels_last(self, value: Tensor) -> Tensor:
-        """Channels last in memory, which convolutions are fastest on; the numbers do not change."""
+        """Return images and filters in channels-last format, the fastest for convolutions."""
         return (
             value.to(memory_format=torch.channels_last)
             if self.convolutional and value.dim() == 4
@@ -302,7 +339,7 @@ class ExamplesTask(PoisonableTask):
         )
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
-        """Logits of one model on stored rows, a bounded number at once."""
+        """Compute the outputs of one model on stored rows, in chunks that fit into memory."""
         at_once = self._rows_at_once() if self.deep else len(x)
         if len(x) <= at_once:
             return self.forward(params, self.prepare(x))
@@ -311,23 +348,24 @@ class ExamplesTask(PoisonableTask):
         )
 
     def _rows_at_once(self) -> int:
+        """Return the number of rows that a deep model scores at once."""
         numbers = MAX_INPUTS_AT_ONCE // math.prod(self.data.shape)
         return max(
             1, MAX_ACTIVATION_BYTES // self.row_bytes() if self._is_sequence_model else numbers
         )
 
     def _clients_at_once(self, ids: Tensor, batch: int) -> int:
+        """Return the number of clients whose activations fit into memory."""
         if len(ids) * batch * self.row_bytes() <= MAX_ACTIVATION_BYTES:
             return len(ids)
         rows = min(batch, int(self.num_examples(ids).max()))
         return max(1, MAX_ACTIVATION_BYTES // (rows * self.row_bytes()))
 
     def row_bytes(self) -> int:
-        """What one row keeps in memory for its gradient; at least one byte."""
+        """Return the activation memory of one row for its gradient, at least 1 byte."""
         if not self._row_bytes:
-            x = self.prepare(
-                self.data.server("test")[0][:1].clone()
-            )  # not a view: what it lies in would count, too
+            # A copy, because the whole storage of a view would be counted.
+            x = self.prepare(self.data.server("test")[0][:1].clone())
             learned = {
                 name: v
                 for name, v in weights.model_params(self.module).items()
@@ -342,21 +380,23 @@ class ExamplesTask(PoisonableTask):
         return self._row_bytes
 
     def forward(self, params: Params, x: Tensor) -> Tensor:
-        """Logits ``[B, classes]`` of one model."""
+        """Compute the outputs `[B, outputs]` of one model."""
         logits: Tensor = functional_call(self._device_module, params, (x,))
         return logits
 
     def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
+        """Compute the losses `[B]` of one model."""
         return self.objective.losses(self.forward(params, x), y)
 
     def fit(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
+        """Train one client by `sgd.fit`."""
         params, anchor = sgd.fit(self, ids, self._request_to_device(request), rng)
         return _to_cpu(params), _to_cpu(anchor), data_state
 
     def _request_to_device(self, request: LocalTrainRequest) -> LocalTrainRequest:
-        """The numbers that training computes with, where it computes; ids and epochs only plan it."""
+        """Move the tensors of a request to the device; ids and epochs stay on the CPU."""
         pull, linear = request.proximal, request.grad_correction
         if pull is not None:
             strength, follow = (
@@ -373,6 +413,7 @@ class ExamplesTask(PoisonableTask):
         )
 
     def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
+        """Evaluate one model on the rows of its client."""
         x, y = self._rows_of_one(ids, split)
         return pytree.index(
             self._score(self.logits(pytree.to_device(params, self.device), x)[None], y[None], None),
@@ -380,6 +421,7 @@ class ExamplesTask(PoisonableTask):
         )
 
     def grad_sq_norm(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
+        """Compute the squared gradient norm of one client on its first batch."""
         return grad_norm.grad_sq_norm(self, ids, pytree.to_device(params, self.device), rng).to(
             ExamplesTask.device
         )
@@ -387,6 +429,7 @@ class ExamplesTask(PoisonableTask):
     def confidence_interval(
         self, client: int, params: Params, random: np.random.Generator
     ) -> tuple[float, float]:
+        """Compute the bootstrap interval of the primary metric over a client's test rows."""
         x, y = self._rows_of_one(torch.tensor(client), "test")
         outputs = self.logits(pytree.to_device(params, self.device), x).cpu()
         alone = (self.metric,)  # not every score that the task knows, five hundred times
@@ -397,12 +440,14 @@ class ExamplesTask(PoisonableTask):
         )
 
     def constant_baseline(self, client: int) -> Params:
+        """Compute test scores of the best constant prediction."""
         _, trained = self._rows_of_one(torch.tensor(client), "train")
         x, y = self._rows_of_one(torch.tensor(client), "test")
         outputs = self.objective.constant_output(trained).expand(1, len(x), -1)
         return pytree.index(self._score(outputs, y[None], None), 0)
 
     def evaluate_heads(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
+        """Evaluate one model with each of several heads; the body is computed once."""
         if not (self.deep and self.stackable):
             return super().evaluate_heads(ids, params, heads, split)
         x, y = self._rows_of_one(ids, split)
@@ -413,25 +458,26 @@ class ExamplesTask(PoisonableTask):
         return self._score(mapped(heads), y[None], None)
 
     def _rows_of_one(self, ids: Tensor, split: str) -> tuple[Tensor, Tensor]:
-        """One client's stored rows and labels."""
+        """Return the stored rows and targets of one client."""
         own = self.data.split(_numpy(ids.reshape(1)), split)
         here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
         return own.x[here], own.y[here]
 
-    # --- stacks -----------------------------------------------------------------------------------------------------
+    # --- stacks of clients ----------------------------------------------------------------------
 
     def forward_stack(self, stack: Params, x: Tensor) -> Tensor:
-        """Logits ``[K, B, classes]`` of K models, each on its own rows."""
+        """Compute the outputs `[K, B, outputs]` of K models, each on its own rows."""
         logits: Tensor = self._forward_stack(stack, x)
         return logits
 
     def losses_stack(self, stack: Params, x: Tensor, y: Tensor) -> Tensor:
-        """Losses ``[K, B]``: :meth:`losses` of K models."""
+        """Compute the losses `[K, B]` of K models."""
         return self.objective.losses(self.forward_stack(stack, x), y)
 
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
+        """Train K clients, in chunks that fit into memory."""
         train = batched_sgd.fit if self.stackable else sgd.fit_each
         at_once = self._clients_at_once(ids, rng.training.batch_size)
         params, anchor = fit_in_chunks(
@@ -440,6 +486,7 @@ class ExamplesTask(PoisonableTask):
         return _to_cpu(params), _to_cpu(anchor), data_state
 
     def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
+        """Evaluate K models, each on the rows of its client."""
         if self.deep:
             return pytree.stack(
                 [self.evaluate(ids[k], pytree.index(params, k), split) for k in range(len(ids))]
@@ -450,6 +497,7 @@ class ExamplesTask(PoisonableTask):
         )
 
     def grad_sq_norm_stack(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
+        """Compute `grad_sq_norm` of K clients, `[K]`."""
         if not self.stackable:
             return torch.stack(
                 [self.grad_sq_norm(ids[k], pytree.index(params, k), rng) for k in range(len(ids))]
@@ -461,6 +509,7 @@ class ExamplesTask(PoisonableTask):
     def evaluate_heads_stack(
         self, ids: Tensor, params: Params, heads: Params, split: str
     ) -> Params:
+        """Run `evaluate_heads` for K clients, `[K, H]`."""
         if not self.deep:
             return super().evaluate_heads_stack(ids, params, heads, split)
         each = range(len(ids))
@@ -472,6 +521,7 @@ class ExamplesTask(PoisonableTask):
         )
 
     def evaluate_server(self, stack: Params, split: str) -> Params:
+        """Evaluate K models on a server split, `[K]`."""
         x, y = self.data.server(split)
         stack = pytree.to_device(stack, self.device)
         models = len(next(iter(stack.values())))
@@ -496,19 +546,22 @@ class ExamplesTask(PoisonableTask):
         return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
 
     def _score(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Params:
-        """Scores ``[K]`` of outputs ``[K, n, outputs]``, in main memory; ``y [1, n]`` is that of all."""
+        """Score outputs `[K, n, outputs]` against `y [K or 1, n]`; return `[K]` on the CPU."""
         y = y.to(outputs.device).expand(len(outputs), *y.shape[1:])
         weight = None if weight is None else weight.to(outputs.device)
         return _to_cpu(self.objective.score(outputs, y, weight, self.eval_metrics))
 
     def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
+        """Return the utility of the primary metric, and the loss."""
         return self.objective.utility(self.metric, scores[self.metric]), scores["loss"]
 
 
 def _to_cpu(tree: Params) -> Params:
+    """Move tensors to main memory."""
     return pytree.to_device(tree, ExamplesTask.device)
 
 
 def _numpy(ids: Tensor) -> Ints:
+    """Return client numbers as an array."""
     array: Ints = ids.numpy()
     return array

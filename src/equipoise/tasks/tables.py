@@ -1,4 +1,7 @@
-"""Bring your own: tables of clients, as files here, or given in Python (:mod:`equipoise.tasks.in_memory`)."""
+"""Task on the user's own tables: CSV or Parquet files, or an archive of recordings.
+
+Tables given in Python are handled by `equipoise.tasks.in_memory`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from equipoise.utils.errors import UsageError
 
 @dataclass(frozen=True)
 class TableLearningConfig(tabular.TableConfig):
-    """Tables, and what errors in predicting their target count."""
+    """Options of learning from tables: the columns, and the loss of their target."""
 
     class_weights: str = option(
         "none",
@@ -36,19 +39,32 @@ class TableLearningConfig(tabular.TableConfig):
     )
 
     def objective(self, data: Federation) -> Objective:
-        """The loss and the scores for what these data have as their target."""
-        target, weights = data.target, None
+        """Create the objective of the data's target.
+
+        Args:
+            data: The federation built from the tables.
+
+        Returns:
+            Loss and metrics.
+
+        Raises:
+            UsageError: If `class_weights` or `error` do not fit the kind of target.
+        """
+        target = data.target
+        weights = None
         if self.class_weights == "balanced":
             if target.kind != "classification":
                 raise UsageError(
-                    f"class_weights is for classes, and the target is read as {target.kind}: leave it out"
+                    f"class_weights is for classes, and the target is read as {target.kind}: "
+                    "leave it out"
                 )
             if self.preprocess_from == "server":
                 raise UsageError(
-                    "class_weights counts every client's classes, which preprocess_from server forbids"
+                    "class_weights counts every client's classes, "
+                    "which preprocess_from server forbids"
                 )
-            whole = data.split(np.arange(data.clients), "train")
-            weights = balanced_class_weights(torch.bincount(whole.y, minlength=data.classes))
+            train = data.split(np.arange(data.clients), "train")
+            weights = balanced_class_weights(torch.bincount(train.y, minlength=data.classes))
         if self.error == "absolute" and target.kind != "regression":
             raise UsageError(
                 f"error is for regression, and the target is read as {target.kind}: leave it out"
@@ -58,7 +74,7 @@ class TableLearningConfig(tabular.TableConfig):
 
 @dataclass(frozen=True)
 class TablesConfig(TableLearningConfig):
-    """Where the tables are and what their columns mean."""
+    """Options of the task `tables`: where the files are and what their columns mean."""
 
     data: str = option(
         "", "folder with one CSV or Parquet file per client, or one file with a client column"
@@ -70,47 +86,75 @@ class TablesConfig(TableLearningConfig):
 
     @property
     def path(self) -> Path:
+        """The file or folder given by `data`."""
         if not self.data:
             raise UsageError(
-                "task 'own' needs --data: a folder with one CSV or Parquet file per client, or one file"
+                "task 'tables' needs --data: "
+                "a folder with one CSV or Parquet file per client, or one file"
             )
         return Path(self.data).expanduser()
 
 
 def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+    """Build the task from files.
+
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the split of rows.
+    """
     if config.path.suffix == ".npz":
         recordings = read_recordings(config.path, config.client_column, config.target)
-        found = federate_recordings(recordings, config.window, config, split_generator(seed))
+        windows = federate_recordings(recordings, config.window, config, split_generator(seed))
         task = ExamplesTask(
-            "tables", MODELS[model](found.data.shape, found.data.classes), found.data, training
+            "tables",
+            MODELS[model](windows.data.shape, windows.data.classes),
+            windows.data,
+            training,
         )
-        task.preprocessor = found.preprocessor
-        task.bytes_before = (found.upload_bytes, found.download_bytes)
+        task.preprocessor = windows.preprocessor
+        task.bytes_before = (windows.upload_bytes, windows.download_bytes)
         return task
-    whole = tabular.read_tables(config.path, config.client_column, config)
-    return task_from_tables("tables", whole, config, model, training, seed)
+    tables = tabular.read_tables(config.path, config.client_column, config)
+    return task_from_tables("tables", tables, config, model, training, seed)
 
 
 def task_from_tables(
     name: str,
-    found: tabular.ClientTables,
-    choices: TableLearningConfig,
+    tables: tabular.ClientTables,
+    config: TableLearningConfig,
     model: str,
     training: TrainingConfig,
     seed: int,
 ) -> ExamplesTask:
-    """A task from everybody's tables, in files or (by :func:`~equipoise.data.tabular.tables_from_values`) in Python."""
-    made = tabular.build_federation(found, choices, split_generator(seed))
-    module = MODELS[model](made.data.shape, made.data.classes)
-    task = ExamplesTask(name, module, made.data, training, objective=choices.objective(made.data))
-    task.preprocessor = made.preprocessor
-    task.bytes_before = (made.upload_bytes, made.download_bytes)
+    """Build a task from the tables of all clients.
+
+    Args:
+        name: Name of the task.
+        tables: Tables of the clients, from files or from `tabular.tables_from_values`.
+        config: Columns and loss.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the split of rows.
+
+    Returns:
+        The task, with its preprocessor and the bytes that the preprocessing exchanged.
+    """
+    federation = tabular.build_federation(tables, config, split_generator(seed))
+    module = MODELS[model](federation.data.shape, federation.data.classes)
+    task = ExamplesTask(
+        name, module, federation.data, training, objective=config.objective(federation.data)
+    )
+    task.preprocessor = federation.preprocessor
+    task.bytes_before = (federation.upload_bytes, federation.download_bytes)
     return task
 
 
 SPEC = TaskSpec(
     name="tables",
-    help="your own tables: a folder of CSV or Parquet files, one per client, or one file with a client column",
+    help="your own tables: a folder of CSV or Parquet files, one per client, "
+    "or one file with a client column",
     config=TablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear", "cnn1d"),
@@ -119,5 +163,5 @@ SPEC = TaskSpec(
 
 
 def split_generator(seed: int) -> np.random.Generator:
-    """What deals out the rows of a task of somebody's own."""
+    """Return the generator that splits the user's rows."""
     return rng.generator(seed, rng.USER_ROWS)

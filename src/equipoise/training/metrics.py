@@ -1,4 +1,11 @@
-"""Runs of equal values in sorted rows: what ranks, risk sets and precision at a threshold are made of."""
+"""Metrics of classification, regression and survival, and bootstrap intervals.
+
+Every metric takes the predictions of K models, the targets and a mask:
+
+    metric(predictions [K, n, ...], y [K, n, ...], is_real [K, n]) -> [K]
+
+Rows with `is_real` False are padding and do not count. A metric that is undefined is NaN.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +16,68 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+NUM_REPLICATES = 500
+"""Bootstrap samples of an interval."""
+CONFIDENCE_LEVEL = 0.95
+"""Coverage of bootstrap intervals."""
+NUM_CALIBRATION_BINS = 15
+"""Confidence bins of the expected calibration error, as in Guo et al. (2017)."""
+MAX_PAIRS_AT_ONCE = 2**22
+"""Pairs that `concordance` compares at once. Bounds its memory."""
+
 
 def tie_bounds(ordered: Tensor) -> tuple[Tensor, Tensor]:
-    """For every value of sorted rows ``[..., n]``: the places of the first and of the last one that equals it."""
+    """Find the runs of equal values (ties) in sorted rows.
+
+    Args:
+        ordered: Sorted values, `[..., n]`.
+
+    Returns:
+        Positions of the first and of the last equal value, for each value, `[..., n]`.
+    """
     n = ordered.shape[-1]
-    place = torch.arange(n, device=ordered.device).expand(ordered.shape)
-    changes = torch.ones_like(ordered, dtype=torch.bool)
-    changes[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    ends = torch.ones_like(changes)
-    ends[..., :-1] = changes[..., 1:]
-    first = torch.where(changes, place, 0).cummax(-1).values
-    last = torch.where(ends, place, n).flip(-1).cummin(-1).values.flip(-1)
+    position = torch.arange(n, device=ordered.device).expand(ordered.shape)
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    ends = torch.ones_like(starts)
+    ends[..., :-1] = starts[..., 1:]
+    first = torch.where(starts, position, 0).cummax(-1).values
+    last = torch.where(ends, position, n).flip(-1).cummin(-1).values.flip(-1)
     return first, last
-
-
-NUM_REPLICATES = 500
-CONFIDENCE_LEVEL = 0.95
 
 
 def bootstrap_interval(
     score: Callable[[Tensor], Tensor], rows: int, random: np.random.Generator
 ) -> tuple[float, float]:
-    """``score`` takes places of rows ``[R, n]`` and gives the score of each such draw with replacement ``[R]``.
+    """Compute the percentile bootstrap interval of a score.
 
-    Draws for which the score is not defined are left out; NaN where that are all.
+    Args:
+        score: Maps row numbers of R samples, `[R, n]`, to their scores, `[R]`.
+        rows: Number n of rows.
+        random: Generator of the samples.
+
+    Returns:
+        Lower and upper bound at `CONFIDENCE_LEVEL`. Samples with an undefined score are left out;
+        NaN if all are undefined.
     """
-    found = score(torch.from_numpy(random.integers(0, rows, (NUM_REPLICATES, rows)))).double()
-    found = found[torch.isfinite(found)]
-    if not len(found):
+    samples = torch.from_numpy(random.integers(0, rows, (NUM_REPLICATES, rows)))
+    scores = score(samples).double()
+    scores = scores[torch.isfinite(scores)]
+    if not len(scores):
         return np.nan, np.nan
-    outside = (1 - CONFIDENCE_LEVEL) / 2
-    low, high = np.quantile(found.numpy(), (outside, 1 - outside))
+    tail = (1 - CONFIDENCE_LEVEL) / 2
+    low, high = np.quantile(scores.numpy(), (tail, 1 - tail))
     return float(low), float(high)
 
 
-NUM_CALIBRATION_BINS = (
-    15  # of confidence, as is usual for the expected calibration error (Guo et al., 2017)
-)
+def auc(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute the area under the ROC curve from ranks; ties count one half.
 
-
-def auc(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """Area under the ROC curve by ranks, ties counted half; of several classes the mean of each against the rest.
-
-    A class that all or none of the rows have does not count in that mean.
+    `(sum of positive ranks - P (P + 1) / 2) / (P N)`. For more than two classes: the mean over one
+    class against the rest, without the classes that all or none of the rows have.
     """
     score, positive = _one_against_rest(logits, y)
-    counts = real.unsqueeze(1)
+    counts = is_real.unsqueeze(1)
     order = score.masked_fill(~counts, torch.inf).sort(-1)
     first, last = tie_bounds(order.values)
     rank = (first + last).double() / 2 + 1
@@ -65,13 +88,13 @@ def auc(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
     return _mean_where(area, (p > 0) & (n > 0))
 
 
-def average_precision(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """Precision averaged over the positive rows, each at its own threshold; of several classes the mean of each.
+def average_precision(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute the precision at the threshold of each positive row, averaged over these rows.
 
-    A class that none of the rows has does not count in that mean.
+    For more than two classes: the mean over one class against the rest, without absent classes.
     """
     score, positive = _one_against_rest(logits, y)
-    counts = real.unsqueeze(1)
+    counts = is_real.unsqueeze(1)
     order = score.masked_fill(~counts, -torch.inf).sort(-1, descending=True)
     hits = (positive & counts).gather(-1, order.indices)
     last = tie_bounds(order.values)[1]
@@ -80,90 +103,113 @@ def average_precision(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
     return _mean_where((precision * hits).sum(-1) / p, p > 0)
 
 
-def balanced_accuracy(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """The share of each class that is recognised, averaged over the classes that there are."""
-    hits, there, _ = _counts(logits, y, real)
-    return _mean_where(hits / there, there > 0)
+def balanced_accuracy(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute the mean recall over the classes that are present."""
+    hits, present, _ = _counts(logits, y, is_real)
+    return _mean_where(hits / present, present > 0)
 
 
-def macro_f1(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """F1 = 2 hits / (rows of the class + predictions of it), averaged over classes that are there or predicted."""
-    hits, there, predicted = _counts(logits, y, real)
-    return _mean_where(2 * hits / (there + predicted), there + predicted > 0)
+def macro_f1(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute the mean F1 over the classes that are present or predicted.
+
+    `F1 = 2 hits / (rows of the class + predictions of the class)`.
+    """
+    hits, present, predicted = _counts(logits, y, is_real)
+    return _mean_where(2 * hits / (present + predicted), present + predicted > 0)
 
 
-def expected_calibration_error(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """How far confidence is from accuracy: the mean over rows of their bin's difference."""
+def expected_calibration_error(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute the expected calibration error (Guo et al., 2017).
+
+    `sum over bins of |sum of (accuracy - confidence)| / n`.
+    """
     best = logits.double().softmax(-1).max(-1)
     bin = (
         (best.values * NUM_CALIBRATION_BINS).ceil().long().sub(1).clamp(0, NUM_CALIBRATION_BINS - 1)
     )
-    gap = ((best.indices == y).double() - best.values) * real
+    gap = ((best.indices == y).double() - best.values) * is_real
     sums = gap.new_zeros(*gap.shape[:-1], NUM_CALIBRATION_BINS).scatter_add_(-1, bin, gap)
-    return sums.abs().sum(-1) / real.sum(-1)
+    return sums.abs().sum(-1) / is_real.sum(-1)
 
 
 def _one_against_rest(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and hits ``[K, problems, n]``: the second of two classes, or every one of several."""
-    probability, classes = logits.double().softmax(-1).movedim(-1, 1), logits.shape[-1]
+    """Return probabilities and labels of the binary problems, `[K, P, n]`.
+
+    One problem for two classes (the second is positive), otherwise one problem per class.
+    """
+    probability = logits.double().softmax(-1).movedim(-1, 1)
+    classes = logits.shape[-1]
     if classes == 2:
         return probability[:, 1:], (y == 1).unsqueeze(1)
     return probability, y.unsqueeze(1) == torch.arange(classes, device=y.device)[:, None]
 
 
-def _counts(logits: Tensor, y: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``[K, C]``: rows of each class that are recognised, that there are, and that are predicted."""
-    chosen, classes = logits.max(-1).indices, logits.shape[-1]
+def _counts(logits: Tensor, y: Tensor, is_real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count hits, rows and predictions of each class, `[K, C]` each."""
+    predicted = logits.max(-1).indices
+    classes = logits.shape[-1]
 
-    def count(labels: Tensor, which: Tensor) -> Tensor:
-        return (one_hot(labels, classes) * which.unsqueeze(-1)).sum(-2).double()
+    def count(labels: Tensor, mask: Tensor) -> Tensor:
+        return (one_hot(labels, classes) * mask.unsqueeze(-1)).sum(-2).double()
 
-    return count(y, real & (chosen == y)), count(y, real), count(chosen, real)
+    return count(y, is_real & (predicted == y)), count(y, is_real), count(predicted, is_real)
 
 
 def _mean_where(values: Tensor, defined: Tensor) -> Tensor:
+    """Average the defined values over the last axis; NaN if there are none."""
     return torch.where(defined, values, torch.nan).nanmean(-1)
 
 
-def rmse(predicted: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """Root of the mean squared error."""
-    return _mean((predicted.double() - y).square(), real).sqrt()
+def rmse(predicted: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute the root mean squared error."""
+    return _mean((predicted.double() - y).square(), is_real).sqrt()
 
 
-def mae(predicted: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """Mean absolute error."""
-    return _mean((predicted.double() - y).abs(), real)
+def mae(predicted: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute the mean absolute error."""
+    return _mean((predicted.double() - y).abs(), is_real)
 
 
-def r2(predicted: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """1 - squared error / squared deviation from the rows' own mean; NaN where all targets are equal."""
+def r2(predicted: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute `1 - MSE / variance of the targets`; NaN if all targets are equal."""
     y = y.double()
-    spread = _mean((y - _mean(y, real).unsqueeze(-1)).square(), real)
-    return torch.where(spread > 0, 1 - _mean((predicted - y).square(), real) / spread, torch.nan)
+    variance = _mean((y - _mean(y, is_real).unsqueeze(-1)).square(), is_real)
+    return torch.where(
+        variance > 0, 1 - _mean((predicted - y).square(), is_real) / variance, torch.nan
+    )
 
 
-def _mean(values: Tensor, real: Tensor) -> Tensor:
-    return (values * real).sum(-1) / real.sum(-1)
+def _mean(values: Tensor, is_real: Tensor) -> Tensor:
+    """Average the real rows over the last axis."""
+    return (values * is_real).sum(-1) / is_real.sum(-1)
 
 
-MAX_PAIRS_AT_ONCE = 2**22  # bounds the memory
+def concordance(risk: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
+    """Compute Harrell's C: the share of comparable pairs that are ordered correctly.
 
+    A pair is comparable if one row had the event at a time when the other was still without it
+    (also if the other was censored at that very time). It is correct if the row with the earlier
+    event has the higher risk; equal risks count one half. NaN without comparable pairs.
 
-def concordance(risk: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """Harrell's C: the share of comparable pairs in which who had the event earlier has the higher risk; ties half.
+    Args:
+        risk: Predicted risks, `[K, n]`.
+        y: Times and events (0 or 1), `[K, n, 2]`.
+        is_real: Rows that count, `[K, n]`.
 
-    Comparable: one had the event, and the other was still without it then (also if censored at that very moment).
-    NaN where no pair is comparable.
+    Returns:
+        Concordance of each model, `[K]`.
     """
-    time, event = y[..., 0], (y[..., 1] > 0) & real
+    time = y[..., 0]
+    event = (y[..., 1] > 0) & is_real
     models, n = risk.shape
-    better, comparable = risk.new_zeros(2, models, dtype=torch.float64)
+    correct, comparable = risk.new_zeros(2, models, dtype=torch.float64)
     for rows in torch.arange(n).split(max(1, MAX_PAIRS_AT_ONCE // (models * n))):
-        here, later = time[:, rows, None], time[:, None, :]
-        pair = (here < later) | ((here == later) & ~event[:, None, :])
-        pair &= event[:, rows, None] & real[:, None, :]
-        ahead = risk[:, rows, None] - risk[:, None, :]
-        won = (ahead > 0).double() + (ahead == 0).double() / 2
-        better += (won * pair).sum((1, 2))
+        event_time = time[:, rows, None]
+        other_time = time[:, None, :]
+        pair = (event_time < other_time) | ((event_time == other_time) & ~event[:, None, :])
+        pair &= event[:, rows, None] & is_real[:, None, :]
+        difference = risk[:, rows, None] - risk[:, None, :]
+        credit = (difference > 0).double() + (difference == 0).double() / 2
+        correct += (credit * pair).sum((1, 2))
         comparable += pair.sum((1, 2))
-    return torch.where(comparable > 0, better / comparable, torch.nan)
+    return torch.where(comparable > 0, correct / comparable, torch.nan)

@@ -29,15 +29,15 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read option names and values.
 
     Args:
-        path: A TOML file, where a name with a dot stands in quotes (``"method.alpha" = 0.1``), or the
-            ``config.json`` of a run.
+        path: A TOML file, where names with a dot are quoted (`"method.alpha" = 0.1`), or the
+            `config.json` of a run.
 
     Returns:
         The options by name, with ``_`` for ``-``.
 
     Raises:
-        UsageError: If the file cannot be read, is not one flat table, or is the ``config.json`` of a run folder that
-            has another format.
+        UsageError: If the file cannot be read, is not one flat table, or is the `config.json` of a
+            run folder with another format.
     """
     try:
         text = path.read_text()
@@ -53,8 +53,8 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
         raise UsageError(
-            f"config file '{path}' must be one flat table of option names and values; quote names with a dot: "
-            '"method.alpha" = 0.1'
+            f"config file '{path}' must be one flat table of option names and values; "
+            'quote names with a dot: "method.alpha" = 0.1'
         )
     if path.suffix == ".json":
         _check_format(path, values.pop("format", None))
@@ -67,6 +67,6 @@ def _check_format(path: Path, recorded: object) -> None:
         return
     found = "no format" if recorded is None else f"format {recorded}"
     raise UsageError(
-        f"'{path}' was written by another version of Equipoise ({found}, this version reads format {FORMAT}): "
-        "start a new run, or use that version"
+        f"'{path}' was written by another version of Equipoise "
+        f"({found}, this version reads format {FORMAT}): start a new run, or use that version"
     )

@@ -1,4 +1,4 @@
-"""Errors that are meant for people."""
+"""Errors of usage, with messages for people."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import difflib
 from collections.abc import Iterable
 
 PYTHON_OBJECT = "python"
-"""In a run's config, before the name of a method or task that only the Python code of its author can give again."""
+"""Prefix, in a run's config, of methods and tasks that exist only in the user's Python code."""
 RESUME_HINT = "run.resume() in the process that made it, or equipoise.open(folder).resume({}=...)"
-"""How to go on with such a run."""
+"""How to continue a run with such an object."""
 
 
 class UsageError(Exception):
-    """Bad input or usage: one sentence that says what is wrong, where, and what to do. Exit code 2."""
+    """Bad input: one sentence with what is wrong, where, and what to do. Exit code 2."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error: the closest known names, if any are close."""
+    """Suggest similar names for an error message.
+
+    Args:
+        name: The unknown name.
+        known: All valid names.
+
+    Returns:
+        ` (did you mean 'a' or 'b'?)`, or an empty string if no name is close.
+    """
     close = difflib.get_close_matches(name, list(known), 3, 0.5)
     return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""

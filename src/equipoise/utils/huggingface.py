@@ -1,4 +1,4 @@
-"""What Hugging Face's libraries load, from a folder or from the hub, with their errors in one sentence."""
+"""Load objects with Hugging Face libraries, with their errors in one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ Loaded = TypeVar("Loaded")
 
 
 def import_library(name: str, what: str) -> ModuleType:
-    """A library of the extra ``text``."""
+    """Import a library of the extra `text`.
+
+    Args:
+        name: Name of the library.
+        what: What needs it, for the error.
+
+    Raises:
+        UsageError: If it is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -22,11 +30,24 @@ def import_library(name: str, what: str) -> ModuleType:
 
 
 def load_pretrained(what: str, name: str, load: Callable[[str], Loaded]) -> Loaded:
-    """What ``load`` makes of a folder's path or a name on the hub; ``what`` it is, in words."""
+    """Load an object from a folder or from the hub.
+
+    Args:
+        what: Kind of the object, for errors.
+        name: Path of a folder, or a name on the hub.
+        load: Loads the object from a path or a name.
+
+    Returns:
+        The result of `load`.
+
+    Raises:
+        UsageError: If it cannot be loaded.
+    """
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UsageError(
-            f"there is no folder '{name}' for {what}: give a folder, or a name on the Hugging Face hub"
+            f"there is no folder '{name}' for {what}: "
+            "give a folder, or a name on the Hugging Face hub"
         )
     try:
         return load(str(folder) if folder.is_dir() else name)

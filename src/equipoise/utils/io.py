@@ -1,4 +1,7 @@
-"""The disk, as everything here writes to it: a few operations, so that tests can fail, tear or forget any of them."""
+"""Durable file operations.
+
+All writes go through the few operations of `Disk`, so that tests can make any of them fail.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,18 @@ except ImportError:  # not on Windows: there, two runs in one folder are the use
 
 
 class Disk:
-    """What is done to a disk. Content or names that were not synced may be lost in a power cut."""
+    """Primitive disk operations. Unsynced content or names may be lost in a power cut."""
 
     def make_folder(self, path: Path, mode: int = 0o777) -> None:
-        """``mode``: who may do what there, less what the user's umask forbids."""
+        """Create a folder with permissions `mode`, reduced by the umask."""
         os.mkdir(path, mode)
 
     def fill(self, path: Path, write: Callable[[Path], None]) -> None:
-        """Make a file, or empty it, and let ``write`` write its content."""
+        """Create or truncate a file and let `write` write its content."""
         write(path)
 
     def append(self, path: Path, data: bytes) -> None:
-        """Add to a file that is there: one that was deleted meanwhile does not come back with half its content."""
+        """Append to an existing file. A deleted file is not created again."""
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             view = memoryview(data)
@@ -47,7 +50,7 @@ class Disk:
             os.close(file)
 
     def sync(self, path: Path) -> None:
-        """Of a file its content; of a folder the names in it."""
+        """Flush the content of a file, or the names in a folder, to the disk."""
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)
@@ -55,22 +58,22 @@ class Disk:
             os.close(file)
 
     def rename(self, source: Path, target: Path) -> None:
+        """Rename a file atomically; an existing target is replaced."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """A file, a link, or an empty folder."""
+        """Remove a file, a link, or an empty folder."""
         os.rmdir(path) if path.is_dir() and not path.is_symlink() else os.unlink(path)
 
     def lock(self, path: Path) -> int | None:
-        """A lock that the operating system frees when this process ends; ``None`` if another has it."""
+        """Acquire a file lock, released by the system when the process ends; None if taken."""
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(file).st_ino == _inode(
-                    path
-                ):  # else its owner removed it in between: try the new one
+                # Otherwise its owner removed it in between: try the new file.
+                if os.fstat(file).st_ino == _inode(path):
                     os.ftruncate(file, 0)
                     os.write(file, str(os.getpid()).encode())
                     return file
@@ -82,6 +85,7 @@ class Disk:
             os.close(file)
 
     def unlock(self, path: Path, file: int) -> None:
+        """Remove the lock file and release the lock."""
         try:
             os.unlink(path)
         except OSError:  # the folder is gone, or cannot be written to: closing frees the lock too
@@ -102,7 +106,15 @@ LOCK_FILE = ".lock"
 
 
 def make_folder(path: Path, private: bool = False) -> None:
-    """A folder with those above it, each name synced in the folder above; ``private``: for their owner alone."""
+    """Create a folder with its parents and sync each new name.
+
+    Args:
+        path: The folder.
+        private: Give access to the owner only.
+
+    Raises:
+        NotADirectoryError: If the path is a file.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):
@@ -113,9 +125,11 @@ def make_folder(path: Path, private: bool = False) -> None:
 
 
 def write_with(path: Path, write: Callable[[Path], None]) -> None:
-    """Replace a file so that a reader, a crash or a power cut sees the old content or the new, never half of one.
+    """Replace a file atomically: after a crash it has the old or the new content.
 
-    ``write`` writes the content to the path that it is given, which keeps the suffix.
+    Args:
+        path: The file.
+        write: Writes the content to a temporary path with the same suffix.
     """
     temporary = temporary_path(path)
     try:
@@ -130,7 +144,13 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
-    """``private``: for the file's owner alone."""
+    """Write bytes atomically.
+
+    Args:
+        path: The file.
+        data: Its content.
+        private: Give access to the owner only.
+    """
 
     def write(file: Path) -> None:
         if private:
@@ -141,20 +161,27 @@ def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
     write_bytes(path, text.encode())
 
 
 def write_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """A safetensors file with a checksum over its names, types, shapes, metadata and content."""
+    """Write a safetensors file atomically, with a checksum.
+
+    Args:
+        path: The file.
+        tensors: Tensors by name.
+        metadata: Text entries of the header.
+    """
     write_with(path, lambda file: fill_tensors(file, tensors, metadata))
 
 
 def fill_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """The content alone, for a file that :func:`write_with` puts in place."""
+    """Write a safetensors file with a checksum, not atomically (for use in `write_with`)."""
     about = metadata or {}
     try:
         save_file(
@@ -165,12 +192,20 @@ def fill_tensors(
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What :func:`write_tensors` wrote; a damaged file is refused by name."""
+    """Read a file of `write_tensors`.
+
+    Returns:
+        Tensors by name, and the metadata.
+
+    Raises:
+        UsageError: If the file is damaged.
+    """
     try:
         with safetensors.safe_open(path, "pt") as file:
             about = dict(file.metadata() or {})
-            # Copied to where torch would put them: products of matrices may round otherwise elsewhere.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            # Copied to torch's own alignment: matrix products may round differently otherwise.
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name).clone() for name in names}
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise UsageError(f"'{path}' is damaged or cannot be read: {error}") from error
     if about.pop("checksum", None) != str(_checksum(tensors, about)):
@@ -179,7 +214,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_text(path: Path) -> str:
-    """Text as we write it; what is not text is refused by name."""
+    """Read a UTF-8 file.
+
+    Raises:
+        UsageError: If the file is not UTF-8.
+    """
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -187,16 +226,17 @@ def read_text(path: Path) -> str:
 
 
 def append(path: Path, text: str) -> None:
-    """Add to a file that is there. Not synced: see :func:`sync`."""
+    """Append text to an existing file. Not synced: see `sync`."""
     DISK.append(path, text.encode())
 
 
 def sync(path: Path) -> None:
+    """Flush the content of a file, or the names in a folder, to the disk."""
     DISK.sync(path)
 
 
 def remove(path: Path) -> None:
-    """A file or a folder with all that is in it, if it is there; for good, once the folder above is synced."""
+    """Remove a file, or a folder with its content, if it exists. Durable after `sync(parent)`."""
     if path.is_dir() and not path.is_symlink():
         for inner in sorted(path.iterdir()):
             remove(inner)
@@ -206,19 +246,24 @@ def remove(path: Path) -> None:
 
 
 def checksum(data: bytes | memoryview, before: int = 0) -> int:
-    """Of some content, or of content that goes on after what had the checksum ``before``."""
+    """Compute the CRC-32 of data that follows data with checksum `before`."""
     return zlib.crc32(data, before)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Nobody else may write to this folder meanwhile; a lock whose owner died is free."""
+    """Hold the lock of a folder; the lock of a dead process is free.
+
+    Raises:
+        UsageError: If another process holds the lock.
+    """
     path = folder / LOCK_FILE
     file = DISK.lock(path)
     if file is None:
         owner = path.read_text(errors="replace").strip() if path.exists() else ""
         raise UsageError(
-            f"'{folder}' is in use by process {owner or '?'}: wait for it to end, or choose another folder"
+            f"'{folder}' is in use by process {owner or '?'}: "
+            "wait for it to end, or choose another folder"
         )
     try:
         yield
@@ -227,19 +272,23 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def temporary_path(path: Path) -> Path:
-    """Where a file is written before it takes its name; hidden, and with its suffix."""
+    """Return the hidden temporary path of a file, with the same suffix."""
     return path.with_name(f".tmp-{path.name}")
 
 
 def save(path: Path, state: State, meta: dict[str, Any]) -> None:
-    """A nested tree of tensors and a JSON object beside it, in one file."""
+    """Write a nested dictionary of tensors and a JSON object to one file."""
     tensors: dict[str, Tensor] = {}
     shape = number_leaves(state, tensors)
     write_tensors(path, tensors, {"shape": json.dumps(shape), "meta": json.dumps(meta)})
 
 
 def load(path: Path) -> tuple[State, dict[str, Any]]:
-    """What :func:`save` wrote; a damaged file is refused by name."""
+    """Read a file of `save`.
+
+    Raises:
+        UsageError: If the file is damaged.
+    """
     tensors, about = read_tensors(path)
     try:
         shape, meta = json.loads(about["shape"]), json.loads(about["meta"])
@@ -249,7 +298,7 @@ def load(path: Path) -> tuple[State, dict[str, Any]]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The JSON object of what :func:`save` wrote, without reading its tensors."""
+    """Read the JSON object of a file of `save`, without its tensors."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             meta: dict[str, Any] = json.loads(file.metadata()["meta"])
@@ -259,7 +308,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def number_leaves(tree: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The tree's shape, with the number of a tensor in place of each; empty branches survive."""
+    """Collect the tensors of a tree and return the tree with their numbers in their place."""
     shape: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -279,7 +328,7 @@ def restore_leaves(shape: dict[str, Any], tensors: dict[str, Tensor]) -> State:
 
 
 def unshare_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Safetensors wants every tensor contiguous and alone in its memory."""
+    """Return contiguous tensors that share no memory, as safetensors requires."""
     seen: set[int] = set()
     result = {}
     for name, value in tensors.items():
@@ -296,13 +345,13 @@ def unshare_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> int:
-    """Over all that a safetensors file says: metadata, names, types, shapes, numbers."""
+    """Compute the checksum over metadata, names, types, shapes and content."""
     kinds = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
     return _content_checksum(tensors, header_checksum(kinds, about))
 
 
 def header_checksum(kinds: dict[str, list[Any]], about: dict[str, str]) -> int:
-    """Of what a safetensors file says before its numbers: ``kinds`` gives the type and the shape of each tensor."""
+    """Compute the checksum of metadata and of `kinds`, the type and shape of each tensor."""
     return checksum(json.dumps([about, kinds], sort_keys=True).encode())
 
 
@@ -313,5 +362,5 @@ def _content_checksum(tensors: dict[str, Tensor], before: int) -> int:
 
 
 def tensor_bytes(value: Tensor) -> memoryview:
-    """The bytes of a tensor as a file has them."""
+    """Return the content of a tensor as bytes, without a copy if it is contiguous."""
     return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

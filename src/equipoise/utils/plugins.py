@@ -1,4 +1,4 @@
-"""Classes of the user's own, named as ``module:Class`` or ``path/to/file.py:Class``."""
+"""User classes, named as `module:Class` or `path/to/file.py:Class`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError
 
 
 def load_class(name: str, what: str) -> object:
-    """What stands under this name; ``what`` it is wanted for, in the words of errors."""
+    """Load a user class.
+
+    Args:
+        name: `module:Class` or `path/to/file.py:Class`.
+        what: What it is used for (`method`, `task`), for errors.
+
+    Returns:
+        The class, or None if the module does not have it.
+
+    Raises:
+        UsageError: If the module or file cannot be imported.
+    """
     where, _, class_name = name.rpartition(":")
     if where == PYTHON_OBJECT:
         raise UsageError(
@@ -27,7 +38,14 @@ def load_class(name: str, what: str) -> object:
 
 
 def class_path(kind: type) -> str:
-    """How a run's config names a class, so that it is found again where that is possible at all."""
+    """Return the name of a class for a run's config.
+
+    Args:
+        kind: The class.
+
+    Returns:
+        `module:Class` if it can be imported again, otherwise `python:Class`.
+    """
     where, name = kind.__module__, kind.__qualname__
     importable = (
         where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None

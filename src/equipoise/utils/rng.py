@@ -1,6 +1,6 @@
-"""Random numbers by counter: each is a function of (seed, client, round, stream, position) alone.
+"""Counter-based random numbers: a function of (seed, client, round, stream, position).
 
-So every executor draws the same ones, in any order, and there is no generator state to save.
+Every executor draws the same numbers in any order, and there is no generator state to save.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ _INDEX = np.uint64(2**20 - 1)
 
 
 def _mix(z: Any) -> Any:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    """Apply the finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def keys(seed: int, ids: NDArray[np.int64], round: int, stream: int) -> UInt:
-    """One 64-bit key a client: the head of its stream of random numbers."""
+    """Return the random key of each client.
+
+    Args:
+        seed: Seed of the run.
+        ids: Client numbers, `[K]`.
+        round: Current round.
+        stream: Number of a registered stream.
+
+    Returns:
+        64-bit keys, `[K]`.
+    """
     with np.errstate(over="ignore"):
         h = _mix(np.uint64(seed % 2**64) + _GOLDEN)
         h = _mix(h ^ _mix(np.uint64(round) + _GOLDEN))
@@ -32,23 +42,22 @@ def keys(seed: int, ids: NDArray[np.int64], round: int, stream: int) -> UInt:
 
 
 def bits(key: UInt, count: int) -> UInt:
-    """``[K, count]`` random 64-bit words: splitmix64 started at each key."""
+    """Draw 64-bit words `[K, count]`: splitmix64 started at each key `[K]`."""
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         return np.asarray(_mix(key[:, None] + steps))
 
 
 def uniform(key: UInt, count: int) -> NDArray[np.float64]:
-    """``[K, count]`` numbers in [0, 1)."""
+    """Draw numbers in [0, 1), `[K, count]`."""
     return (bits(key, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """``[K, count, n_max]``: ``count`` orders of ``0..sizes[k]-1`` for each client, padded behind."""
+    """Draw `count` permutations of `0..sizes[k]-1` per client, padded: `[K, count, n_max]`."""
     n = int(sizes.max())
-    words = bits(bits(key, count).reshape(-1), n).reshape(
-        len(key), count, n
-    )  # a client's do not depend on n_max
+    # The words of a client do not depend on n_max.
+    words = bits(bits(key, count).reshape(-1), n).reshape(len(key), count, n)
     if not (sizes == n).all():
         words[np.broadcast_to((np.arange(n) >= sizes[:, None])[:, None, :], words.shape)] = (
             np.uint64(2**64 - 1)
@@ -64,29 +73,30 @@ def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.
 
 
 def cohort(seed: int, round: int, clients: int, participation: float) -> NDArray[np.int64]:
-    """The clients of a round, ascending: one stream for all methods, at a cost of the cohort, not the population."""
+    """Sample the clients of a round, ascending. The sample is the same for all methods."""
     if participation >= 1.0:
         return np.arange(clients)
     return sample_without_replacement(seed, round, clients, cohort_size(clients, participation))
 
 
 def cohort_size(clients: int, participation: float) -> int:
-    """How many clients such a share is: at least one."""
+    """Return the number of clients of a participation rate, at least 1."""
     return clients if participation >= 1.0 else max(1, round_half_up(participation * clients))
 
 
 def sample_without_replacement(seed: int, round: int, among: int, count: int) -> NDArray[np.int64]:
-    """So many places of ``among``, ascending, all equally likely."""
+    """Sample `count` of the numbers `0..among-1` uniformly, ascending."""
     generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, round]))
     return np.sort(generator.choice(among, count, replace=False, shuffle=False)).astype(np.int64)
 
 
 def box_muller(u: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Normally distributed numbers from pairs of uniform ones (Box and Muller)."""
+    """Transform pairs of uniform numbers to normal ones (Box and Muller)."""
     return np.asarray(np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v))
 
 
 def round_half_up(x: float) -> int:
+    """Round to the nearest integer, halves up."""
     return int(x + 0.5)
 
 
@@ -99,7 +109,7 @@ class Stream(int):
 
 
 class Streams:
-    """Neighbouring streams with one purpose."""
+    """A range of streams with one purpose."""
 
     def __init__(self, purpose: str, first: int, count: int = 1) -> None:
         """Register ``count`` streams from number ``first`` on."""
@@ -107,13 +117,14 @@ class Streams:
         for taken, other in _TAKEN.items():
             if first < taken.stop and taken.start < numbers.stop:
                 raise ValueError(
-                    f"streams {first} to {numbers.stop - 1} of '{purpose}' belong to '{other}' in part"
+                    f"streams {first} to {numbers.stop - 1} of '{purpose}' "
+                    f"belong to '{other}' in part"
                 )
         _TAKEN[numbers] = purpose
         self.purpose, self._numbers = purpose, numbers
 
     def __getitem__(self, place: int) -> Stream:
-        """The stream at this place; there are no others."""
+        """Return the stream at a position of the range."""
         if not 0 <= place < len(self._numbers):
             raise IndexError(
                 f"'{self.purpose}' has streams 0 to {len(self._numbers) - 1}, not {place}"
@@ -144,7 +155,7 @@ PRIVACY = Streams("noise of differential privacy, by parameter", 1_000_000, 1_00
 
 
 class Tag(int):
-    """What tells one NumPy generator of a seed from another."""
+    """Number that separates the NumPy generators of one seed by purpose."""
 
     def __new__(cls, number: int, purpose: str) -> Tag:
         """Register a tag."""
@@ -168,5 +179,5 @@ LINEAR_START = Tag(0x41, "first representations of linear values")
 
 
 def generator(seed: int, tag: Tag, *whose: int) -> np.random.Generator:
-    """The generator of this seed for this purpose, and of this client where each has its own."""
+    """Return the NumPy generator of a seed and purpose, optionally of one client."""
     return np.random.default_rng([seed, tag, *whose])

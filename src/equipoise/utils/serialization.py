@@ -1,6 +1,7 @@
-"""Rows of many clients on disk, in files that never change: of each client, the row in the newest file counts.
+"""Incremental storage of client rows, and streamed safetensors files.
 
-So whoever saves writes what has changed. Which files count stands in another file, which takes its place last.
+Rows are stored in immutable files; the row in the newest file is valid. A save writes only the
+changed rows. The list of valid files is stored elsewhere and written last.
 """
 
 from __future__ import annotations
@@ -23,23 +24,29 @@ MAX_FILE_BYTES = 2**26  # bytes of a file
 
 
 class ShardedRows:
-    """The files of one folder, as far as they count."""
+    """The valid row files of one folder."""
 
     def __init__(self, folder: Path, clients: int) -> None:
+        """Start without files, for `clients` clients in `folder`."""
         self._folder = folder
         self._newest = np.full(clients, -1, np.int32)
         self._rows: dict[int, int] = {}
 
     @property
     def files(self) -> dict[str, int]:
-        """Numbers of the files that count, each with its number of rows."""
+        """Row counts of the valid files, by file number."""
         return {str(number): rows for number, rows in self._rows.items()}
 
     def add(self, changed: Ints, size: int, rows: Callable[[Ints], State]) -> None:
-        """Write what ``rows`` gives of these clients, about ``size`` bytes each, in as many files as it takes.
+        """Write the rows of changed clients to new files.
 
-        Files of which more than half is out of date, and those that are smaller than what is written anyhow, are
-        written anew with it: so there are few of them, and they are never much more than what counts.
+        Files with more than half of their rows outdated, and files smaller than the new one, are
+        merged into the new files. This keeps both their number and their size small.
+
+        Args:
+            changed: Numbers of the changed clients.
+            size: Approximate bytes of one row.
+            rows: Returns the rows of clients.
         """
         most, number = max(1, MAX_FILE_BYTES // max(1, size)), max(self._rows, default=0)
         self._newest[changed] = -1
@@ -58,13 +65,20 @@ class ShardedRows:
             self._newest[ids], self._rows[number] = number, len(ids)
 
     def remove_unused_files(self) -> None:
-        """Remove files that do not count, once that is written down."""
+        """Remove files that are no longer valid, after the new list is stored."""
         for file in sorted(self._folder.glob("*clients-*.safetensors")):
             if file not in {self._path(number) for number in self._rows}:
                 io.remove(file)
 
     def load(self, counting: dict[str, int]) -> Iterator[tuple[Ints, State]]:
-        """Take these files, and give the rows that count of each."""
+        """Load the valid rows.
+
+        Args:
+            counting: Stored value of `files`.
+
+        Yields:
+            Client numbers and their rows, for each file.
+        """
         self._rows = {int(number): rows for number, rows in counting.items()}
         for number in sorted(self._rows, reverse=True):
             path = self._path(number)
@@ -85,12 +99,18 @@ MAX_CHECKSUM = 2**32 - 1  # of all checksums
 
 
 def write_stack(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
-    """As :func:`~equipoise.utils.io.write_tensors`, of stacks of so many rows in all, which come part by part."""
+    """Write a safetensors file from parts, like `io.write_tensors` of their concatenation.
+
+    Args:
+        path: The file.
+        rows: Total number of rows.
+        parts: Stacks of some rows each, with the same names.
+    """
     io.write_with(path, lambda file: _fill(file, rows, parts))
 
 
 def _fill(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
-    """The content first; the header, which tells its checksum, last."""
+    """Write the content first and the header, which has the checksum, last."""
     layout: dict[str, Any] = {}
     start, done, found = 0, 0, 0
     with path.open("w+b") as file:
@@ -118,7 +138,7 @@ def _fill(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
 
 
 def _layout(part: dict[str, Tensor], rows: int) -> dict[str, Any]:
-    """Where safetensors puts these stacks once they have so many rows: all sizes are those of one row, times them."""
+    """Return the safetensors header entries of the full stacks, scaled from one row."""
     one = save(io.unshare_memory({name: value[:1] for name, value in part.items()}))
     layout: dict[str, Any] = json.loads(one[8 : 8 + int.from_bytes(one[:8], "little")])
     for about in layout.values():
@@ -128,7 +148,7 @@ def _layout(part: dict[str, Tensor], rows: int) -> dict[str, Any]:
 
 
 def _header(layout: dict[str, Any], checksum: int, length: int = 0) -> bytes:
-    """The beginning of a file, filled up with blanks to a multiple of eight bytes, or to a ``length``."""
+    """Return the file header, padded with blanks to a multiple of 8 bytes or to `length`."""
     about = {"__metadata__": {"checksum": str(checksum)}, **layout}
     text = json.dumps(about, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(max(-(-len(text) // 8) * 8, length - 8))
