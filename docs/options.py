@@ -16,7 +16,8 @@ from equipoise.core import TrainingConfig
 from equipoise.methods import all_methods
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.option_registry import Option, of_config
-from equipoise.settings.run_config import ResourceConfig, RunConfig
+from equipoise.settings.resources import ResourceConfig
+from equipoise.settings.run_config import RunConfig
 
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- options: written by docs/options.py -->", "<!-- end of options -->"

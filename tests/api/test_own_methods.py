@@ -132,7 +132,7 @@ def wrong(**hooks: object) -> type[eq.Method]:
                     c.state,
                 )
             },
-            "Wrong.receive cannot be computed for many clients at once: .* use c.uniform",
+            "Wrong.receive cannot be computed for many clients at once: .* use client.uniform",
         ),
         (
             {

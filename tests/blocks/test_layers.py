@@ -226,7 +226,7 @@ def test_what_cannot_be_repeated_is_one_sentence(module: nn.Module, words: str) 
 
 def test_methods_that_would_break_statistics_are_refused() -> None:
     here = task()
-    with pytest.raises(UsageError, match="move the statistics"):
+    with pytest.raises(UsageError, match="update the batch statistics"):
         FedRod().check(here, here.training)
     with pytest.raises(UsageError, match="variances negative"):
         with_differential_privacy(FedAvg(), PrivacyConfig(dp_clip=1.0)).check(here, here.training)

@@ -292,4 +292,4 @@ def test_the_critics_have_table_7s_rate_of_the_task_they_are_on() -> None:
     rates = {"synthetic": 0.01, "cifar100": 0.05, "tinyimagenet": 0.001, "shakespeare": 0.005}
     for name, rate in rates.items():
         assert find_task(name)
-        assert Page().agent(SimpleNamespace(name=name)).critic_lr == rate  # type: ignore[arg-type]
+        assert Page().agent_config(SimpleNamespace(name=name)).critic_lr == rate  # type: ignore[arg-type]

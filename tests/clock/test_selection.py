@@ -314,21 +314,21 @@ def test_names():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"selection": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
+        ({"selection": "ort"}, "selection is 'ort': must be one of fair, .*did you mean 'oort'"),
         (
             {"selection": "nowhere.py:Mine"},
-            "there is no file 'nowhere.py' to take select 'Mine' from",
+            "there is no file 'nowhere.py' to take selection 'Mine' from",
         ),
         (
             {"selection": "equipoise.client_selection.policies:Fare"},
             "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",
         ),
         ({"selection": 3}, "give a name, or a subclass of equipoise.Selection"),
-        ({"selection": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
-        ({"selection": "oort", "secure": True}, "select oort is not offered with secure"),
+        ({"selection": "fair", "dp_clip": 1.0}, "selection fair is not offered with dp_clip"),
+        ({"selection": "oort", "secure": True}, "selection oort is not offered with secure"),
         (
             {"selection": "oort", "task": "two-state", "method": "fedasynq-im"},
-            "select oort reads losses",
+            "selection oort reads losses",
         ),
     ],
 )

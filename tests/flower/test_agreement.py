@@ -235,7 +235,7 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
 
 def test_local_models_beside_are_for_simulations(sites: Path, tmp_path: Path) -> None:
     wire = wire_of(sites, local_baseline=True)
-    with pytest.raises(UsageError, match="beside_local is for simulations"):
+    with pytest.raises(UsageError, match="local_baseline is for simulations"):
         finished(wire, agreed(wire)[1], tmp_path / "run")
 
 
@@ -316,7 +316,7 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
     pytest.importorskip("dp_accounting", reason="extra 'privacy'")
     noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "tell"})
     with pytest.raises(
-        UsageError, match="before them clients would tell sums and counts of their columns"
+        UsageError, match="before them clients would send sums and counts of their columns"
     ):
         agreed(wire_of(sites, **noisy, preprocess_from="clients"))
     answer = codec.decode(wire_of(sites, **noisy).node(0).answer(tell))[1]

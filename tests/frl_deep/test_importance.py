@@ -36,7 +36,7 @@ def done(method, executor="stacked", participation=1.0, rounds=4):
 def mean_of(params, evidence):
     method, server = (
         find_method("dqnavg-im")(),
-        SimpleNamespace(state={}, params={"w": torch.zeros(3)}),
+        SimpleNamespace(sum_updates=None, state={}, params={"w": torch.zeros(3)}),
     )
     up = ClientUpdate({"w": torch.tensor(params)}, {"evidence": {"w": torch.tensor(evidence)}})
     weights, _ = method.aggregation_weights(server, torch.arange(len(params)), up)

@@ -26,7 +26,7 @@ def _differs(method, task, executor):
     """Between main memory and the other device; everything at rest is in main memory."""
     here = simulate(find_method(method)(), task, 2, executor).state_dict()
     with Pretended():
-        there = simulate(find_method(method)(), task.on(FAR), 2, executor).state_dict()
+        there = simulate(find_method(method)(), task.to(FAR), 2, executor).state_dict()
         leaves = torch.utils._pytree.tree_leaves(there)
     assert not any(isinstance(value, FarTensor) for value in leaves)
     return largest_difference(here, there)
@@ -72,7 +72,7 @@ def test_training_and_scoring_are_really_there(monkeypatch):
 
 
 def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
-    monkeypatch.setattr("equipoise.experiment.runner.place", lambda task, name: task.on(FAR))
+    monkeypatch.setattr("equipoise.experiment.runner.place", lambda task, name: task.to(FAR))
     settings = RunSettings.from_options(
         {"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"}
     )
@@ -99,7 +99,7 @@ def test_the_device_is_chosen_and_named(monkeypatch):
         with pytest.raises(UsageError, match=words):
             place(task, name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(type(task), "on", lambda self, device: device)
+    monkeypatch.setattr(type(task), "to", lambda self, device: device)
     assert place(task, "auto") == torch.device("cuda", 0)
     assert place(task, "cuda:1") == torch.device("cuda", 1)
     with pytest.raises(UsageError, match="finds 2 CUDA devices"):

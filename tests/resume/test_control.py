@@ -60,7 +60,7 @@ def test_a_checkpoint_of_a_method_that_kept_less_is_refused_in_one_line(
     (out / "summary.json").unlink()
     file = out / "checkpoint" / "last.safetensors"
     state, about = checkpoint.load(file)
-    del state["simulation"]["server"]["need"]
+    del state["simulation"]["server"]["loss_scale"]
     checkpoint.save(file, state, about)
     assert main(["resume", str(out)]) == 2
-    assert "of another version: 'need' is missing" in capsys.readouterr().err
+    assert "of another version: 'loss_scale' is missing" in capsys.readouterr().err

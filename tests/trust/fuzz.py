@@ -131,8 +131,8 @@ class Fuzz:
     def _read_up(self, data: bytes) -> None:
         """As the server does; what it takes must be what was agreed, in finite numbers within their ranges."""
         reply, about = self.remote._read(data, CLIENT, ROUND, self.expected)
-        codec.check_like(to_dict(reply.update), self.expected["up"])
-        codec.check_finite(to_dict(reply.update), "up")
+        codec.check_like(to_dict(reply.update), self.expected["update"])
+        codec.check_finite(to_dict(reply.update), "update")
         assert about["client"] == CLIENT
         for reason in validate_reports(
             self.method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), reply.update)

@@ -238,7 +238,7 @@ def test_a_folder_deleted_under_a_run_ends_it_in_one_line(tmp_path, capsys, monk
             shutil.rmtree(out)
         return log
 
-    monkeypatch.setattr(FederatedSimulation, "round", round)
+    monkeypatch.setattr(FederatedSimulation, "run_round", round)
     errors = refused([*RUN, "--out", str(out)], capsys)
     assert "rounds.jsonl" in errors
 
