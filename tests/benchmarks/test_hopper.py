@@ -24,7 +24,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_agent_has_its_own_leg() -> None:
     hopper = importlib.import_module("benchmarks.hopper")
     thin, own, thick = (hopper.HopperWithLeg(u=u).model for u in (0.1, 0.5, 0.9))
-    plain = importlib.import_module("gymnasium").factories("Hopper-v5").unwrapped.model
+    plain = importlib.import_module("gymnasium").make("Hopper-v5").unwrapped.model
     np.testing.assert_allclose(own.geom_size, plain.geom_size)
     np.testing.assert_allclose(own.body_mass, plain.body_mass)
     sizes = np.array([model.geom("leg_geom").size for model in (thin, own, thick)])
@@ -34,7 +34,7 @@ def test_every_agent_has_its_own_leg() -> None:
 
 
 def test_an_own_leg_moves_as_in_gymnasium_to_the_bit() -> None:
-    plain = importlib.import_module("gymnasium").factories("Hopper-v5")
+    plain = importlib.import_module("gymnasium").make("Hopper-v5")
     own = importlib.import_module("benchmarks.hopper").HopperWithLeg()
     np.testing.assert_array_equal(own.reset(seed=3)[0], plain.reset(seed=3)[0])
     rng = np.random.default_rng(2)
@@ -53,4 +53,4 @@ def test_the_study_declares_it() -> None:
     task = build_task(RunSettings.from_options(cells["seed504-hopper-legs-dqnavg"].options))
     radii = [float(make().model.geom("leg_geom").size[0]) for make in task.env.factories]  # type: ignore[attr-defined]
     assert radii == pytest.approx([0.0325, 0.0375, 0.0425, 0.0475])
-    assert task.env.limit == 1000  # type: ignore[attr-defined]
+    assert task.env.max_episode_steps == 1000  # type: ignore[attr-defined]
