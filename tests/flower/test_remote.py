@@ -127,7 +127,14 @@ WORLDS: list[tuple[str, dict[str, Any]]] = [
     ("planted", {"agents": 3, "model": "q"}),
     (
         "cartpole",
-        {"agents": 2, "width": 8, "episodes": 1, "capacity": 200, "learning_starts": 16, "epochs": 3},
+        {
+            "agents": 2,
+            "width": 8,
+            "episodes": 1,
+            "capacity": 200,
+            "learning_starts": 16,
+            "epochs": 3,
+        },
     ),
 ]
 

@@ -97,7 +97,7 @@ def test_absent_clients_keep_their_model_and_score():
     short, longer = (simulate(Local(), task, t, participation=0.5) for t in (3, 4))
     away = sorted(set(short.store.ids.tolist()) - set(rng.cohort(0, 4, 6, 0.5).tolist()))
     assert away
-    for run_tree in ("local", "scores"):
+    for run_tree in ("local_params", "scores"):
         before, after = (
             index(
                 getattr(run.store, run_tree),

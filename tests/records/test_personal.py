@@ -103,7 +103,7 @@ def test_no_more_than_a_part_is_ever_in_memory(processes, tmp_path, monkeypatch)
 
         def count(self, which, *others):
             if (
-                owner is MultiProcessExecutor or "weight" in self._like
+                owner is MultiProcessExecutor or "weight" in self._template
             ):  # models, not the few numbers of scores
                 taken.append(rows_of(which))
             return ask(self, which, *others)

@@ -13,7 +13,9 @@ OTHERS = ("dapfl", "autopilot")  # see tests/resume/test_control.py
 BASELINES = {
     name: m
     for name, m in all_methods().items()
-    if m.__module__.count(".") == 2 and m().capabilities.learner_kind == "gradient" and name not in OTHERS
+    if m.__module__.count(".") == 2
+    and m().capabilities.learner_kind == "gradient"
+    and name not in OTHERS
 }
 
 
