@@ -118,7 +118,7 @@ def test_decision_0_that_is_no_cohort(ids):
         def select_clients(self, server: Server):
             return torch.tensor(ids), server.state
 
-    with pytest.raises(UsageError, match=r"wrong\.select must give"):
+    with pytest.raises(UsageError, match=r"wrong\.select_clients must give"):
         simulate(Wrong(), small_task(), 1)
 
 

@@ -147,7 +147,7 @@ def log_to_screen() -> None:
     logger.propagate = False
 
 
-QUIET_SIMULATE = {
+SIMULATION_ENV = {
     **QUIET,
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -165,7 +165,7 @@ def simulate_app(app: Path) -> int:
     if deployment.nodes:
         raise UsageError("nodes is for deployments: virtual nodes have no keys")
     clients = build_task(settings).num_clients
-    os.environ.update(QUIET_SIMULATE)
+    os.environ.update(SIMULATION_ENV)
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
