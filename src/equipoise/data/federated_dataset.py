@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record
 
 Ints = NDArray[np.int64]
+AnyArray = NDArray[Any]
+"""An array of numbers of any type."""
 SPLITS = ("train", "val", "test")
 
 Kind = Literal["classification", "regression", "survival", "next-token"]

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from equipoise.data.federated_dataset import Federation, Ints
+from equipoise.data.federated_dataset import AnyArray, Federation, Ints
 from equipoise.data.partition import Partition, dirichlet, iid
 from equipoise.data.splits import Rows, SplitConfig, split_rows, split_server
 from equipoise.data.transforms import InputTransform
 
 FEW_ROWS_SHARE = 0.2  # of training and validation rows that a client with few rows keeps
 
-Images = NDArray[Any]
+Images = AnyArray
 View = Callable[[Images, Ints, int, int, np.random.Generator], tuple[Images, Ints]]
 """Maps (images ``[n, H, W, C]``, labels ``[n]``, the client's index in its group, number of
 classes, randomness) to the client's own images and labels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +12,9 @@ from typing import Any
 
 from equipoise.data.cache import Arrays, cached
 from equipoise.utils.errors import UsageError
+
+HubData = Mapping[str, Any]
+"""The result of ``datasets.load_dataset``: its splits by name."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class DatasetSource:
     folders: tuple[str, ...]
     advice: str
     hub: str = ""
-    from_hub: Callable[[Any], Arrays] | None = None
+    from_hub: Callable[[HubData], Arrays] | None = None
 
 
 def load_dataset(source: DatasetSource, data: str) -> Arrays:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.config.schema import Options, option
-from equipoise.data.federated_dataset import Federation, Ints, Target
+from equipoise.data.federated_dataset import AnyArray, Federation, Ints, Target
 from equipoise.data.partition import Partition
 from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 
-Rows = tuple[NDArray[Any], NDArray[Any]]
+Rows = tuple[AnyArray, AnyArray]
 """Inputs and targets."""
 
 MIN_CLIENT_ROWS = 4  # rows that a client needs for its three splits
@@ -157,7 +155,7 @@ def split_server(
     return {name: (torch.from_numpy(x[own]), _to_target(y[own])) for name, own in rows.items()}
 
 
-def _to_target(y: NDArray[Any]) -> Tensor:
+def _to_target(y: AnyArray) -> Tensor:
     """Convert classes to int64 and measurements to float32."""
     dtype = np.float32 if np.issubdtype(y.dtype, np.floating) else np.int64
     return torch.from_numpy(y.astype(dtype))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.config.schema import option
-from equipoise.data.federated_dataset import SPLITS, Federation, Ints, Target
+from equipoise.data.federated_dataset import SPLITS, AnyArray, Federation, Ints, Target
 from equipoise.data.partition import Partition, natural
 from equipoise.data.splits import Shares, cut_rows, federate, split_rows
 from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
@@ -56,10 +55,10 @@ class UserRows:
         target: The target; classes without names if None.
     """
 
-    x: NDArray[Any]
-    y: NDArray[Any]
+    x: AnyArray
+    y: AnyArray
     owner: Ints
-    server: tuple[NDArray[Any], NDArray[Any]] | None
+    server: tuple[AnyArray, AnyArray] | None
     num_outputs: int
     names: Sequence[str] = ()
     target: Target | None = None
@@ -154,7 +153,7 @@ def _take_holdout(parts: Partition, share: float) -> tuple[Partition, Ints]:
     return Partition(parts.rows[~is_taken], parts.sizes - num_taken), parts.rows[is_taken]
 
 
-def infer_form(x: NDArray[Any]) -> InputTransform:
+def infer_form(x: AnyArray) -> InputTransform:
     """Guess the form of samples: uint8 `[H, W, C]` are images, other integers are tokens."""
     if x.dtype == np.uint8 and x.ndim == 4:
         return PixelTransform((0.0,) * x.shape[3], (1.0,) * x.shape[3])

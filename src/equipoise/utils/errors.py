@@ -15,6 +15,12 @@ class UsageError(Exception):
     """Bad input: one sentence with what is wrong, where, and what to do. Exit code 2."""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise a `UsageError` with this message unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest similar names for an error message.
 

@@ -13,19 +13,80 @@ import pickle
 import struct
 import tarfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.cache import Arrays
-from equipoise.data.sources import DatasetFiles, DatasetSource, import_extra
-from equipoise.utils.errors import UsageError
+from equipoise.data.sources import DatasetFiles, DatasetSource, HubData, import_extra
+from equipoise.utils.errors import UsageError, require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """Images and labels of one data set, as the Arrow tables of the hub hold them.
+
+    Attributes:
+        classes: Number of classes.
+        size: Height and width in pixels.
+        mode: Pillow mode of the images: ``L`` (grey) or ``RGB``.
+        label: Name of the column of labels.
+        test_split: Name of the test split.
+    """
+
+    classes: int
+    size: int
+    mode: str = "RGB"
+    label: str = "label"
+    test_split: str = "test"
+
+    def decode_tables(self, tables: Mapping[str, pa.Table], where: str) -> Arrays:
+        """Decode the tables of the training and the test split.
+
+        Args:
+            tables: Arrow tables by split.
+            where: Name of the data set in error messages.
+        """
+        arrays: Arrays = {}
+        for prefix, split in (("", "train"), ("test_", self.test_split)):
+            name = f"split '{split}' of '{where}'"
+            arrays[f"{prefix}y"] = read_labels(tables[split], self.label, self.classes, name)
+            arrays[f"{prefix}x"] = decode_images(tables[split], self.size, self.mode, name)
+        return arrays
+
+    def decode_hub(self, fetched: HubData) -> Arrays:
+        """Decode the result of ``datasets.load_dataset``."""
+        tables = {split: fetched[split].data.table for split in ("train", self.test_split)}
+        return self.decode_tables(tables, "the hub's data set")
+
+
+def is_complete(found: Mapping[str, object], folder: Path, advice: str) -> bool:
+    """Return whether all files of a data set are in a folder.
+
+    Args:
+        found: The paths of each file; empty or ``None`` if it is not there.
+        folder: The folder.
+        advice: What to do if only some are there.
+
+    Raises:
+        UsageError: If some files are there, but not all.
+    """
+    missing = [name for name, paths in found.items() if not paths]
+    if missing and len(missing) < len(found):
+        raise UsageError(f"'{folder}' has no {missing[0]}: {advice}")
+    return not missing
+
 
 # ------------------------------------------------------------------ Fashion-MNIST
 
@@ -55,20 +116,18 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         raise UsageError(
             f"'{path}' is truncated or damaged: download it again ({error})"
         ) from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != IDX_UNSIGNED_BYTE:
-        raise UsageError(f"'{path}' is not an IDX file of bytes: download it again")
+    is_idx = len(content) >= 4 and content[:3] == bytes([0, 0, IDX_UNSIGNED_BYTE])
+    require(is_idx, f"'{path}' is not an IDX file of bytes: download it again")
     dimensions = content[3]
     header_size = 4 + 4 * dimensions
-    if len(content) < header_size:
-        raise UsageError(f"'{path}' is truncated: its header is cut short")
+    require(len(content) >= header_size, f"'{path}' is truncated: its header is cut short")
     shape = struct.unpack(f">{dimensions}I", content[4:header_size])
     values = np.frombuffer(content, np.uint8, offset=header_size)
     # Python integers: the header of a damaged file may overflow int64.
-    if len(values) != int(np.prod([int(n) for n in shape], dtype=object)):
-        raise UsageError(
-            f"'{path}' is truncated or damaged: its header says {shape}, it holds {len(values)} "
-            "bytes"
-        )
+    require(
+        len(values) == int(np.prod([int(n) for n in shape], dtype=object)),
+        f"'{path}' is truncated or damaged: its header says {shape}, it holds {len(values)} bytes",
+    )
     return values.reshape(shape)
 
 
@@ -76,17 +135,13 @@ def find_fashion_mnist(folder: Path) -> DatasetFiles | None:
     """Find the four files of Fashion-MNIST in a folder."""
     paths = {}
     for name, file in FASHION_MNIST_FILES.items():
-        path = next((p for p in (folder / f"{file}.gz", folder / file) if p.is_file()), None)
-        if path is not None:
-            paths[name] = path
-    if not paths:
+        places = (folder / f"{file}.gz", folder / file)
+        paths[name] = next((path for path in places if path.is_file()), None)
+    files = {f"file '{FASHION_MNIST_FILES[name]}.gz'": path for name, path in paths.items()}
+    if not is_complete(files, folder, "download all four files of Fashion-MNIST"):
         return None
-    for name, file in FASHION_MNIST_FILES.items():
-        if name not in paths:
-            raise UsageError(
-                f"'{folder}' has no file '{file}.gz': download all four files of Fashion-MNIST"
-            )
-    return DatasetFiles(list(paths.values()), lambda: _read_fashion_mnist(paths))
+    found = {name: path for name, path in paths.items() if path}
+    return DatasetFiles(list(found.values()), partial(_read_fashion_mnist, found))
 
 
 def _read_fashion_mnist(paths: dict[str, Path]) -> Arrays:
@@ -97,26 +152,16 @@ def _read_fashion_mnist(paths: dict[str, Path]) -> Arrays:
         labels = paths[f"{part}y"]
         x = read_idx(images)
         y = read_idx(labels)
-        if x.ndim != 3 or x.shape[1:] != (28, 28) or y.ndim != 1:
-            raise UsageError(
-                f"'{images}' and '{labels}' hold shapes {x.shape} and {y.shape}, not n x 28 x 28 "
-                "and n"
-            )
-        if len(x) != len(y) or not len(x):
-            raise UsageError(f"'{images}' has {len(x)} images, but '{labels}' has {len(y)} labels")
+        require(
+            x.ndim == 3 and x.shape[1:] == (28, 28) and y.ndim == 1,
+            f"'{images}' and '{labels}' hold shapes {x.shape} and {y.shape}, not n x 28 x 28 and n",
+        )
+        require(
+            len(x) == len(y) > 0,
+            f"'{images}' has {len(x)} images, but '{labels}' has {len(y)} labels",
+        )
         arrays[f"{part}x"] = x[..., None]
         arrays[f"{part}y"] = check_labels(y.astype(np.int64), FASHION_MNIST_CLASSES, f"'{labels}'")
-    return arrays
-
-
-def _fashion_mnist_from_hub(fetched: Any) -> Arrays:
-    """Decode the hub's Fashion-MNIST."""
-    arrays: Arrays = {}
-    for part, split in (("", "train"), ("test_", "test")):
-        table = fetched[split].data.table
-        where = f"split '{split}' of the hub's Fashion-MNIST"
-        arrays[f"{part}x"] = decode_images(table, 28, "L", where)
-        arrays[f"{part}y"] = read_labels(table, "label", FASHION_MNIST_CLASSES, where)
     return arrays
 
 
@@ -127,12 +172,10 @@ FASHION_MNIST = DatasetSource(
     advice="put the four files *-ubyte.gz of https://github.com/zalandoresearch/fashion-mnist into "
     "'fashion-mnist' below the folder that you give with --data",
     hub="zalando-datasets/fashion_mnist",
-    from_hub=_fashion_mnist_from_hub,
+    from_hub=ImageFormat(FASHION_MNIST_CLASSES, 28, mode="L").decode_hub,
 )
 
 # ------------------------------------------------------------------ CIFAR-10 and CIFAR-100
-
-CIFAR_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -157,6 +200,16 @@ class CifarLayout:
     key: bytes
     column: str
 
+    @property
+    def batches(self) -> tuple[str, ...]:
+        """The files of all batches."""
+        return (*self.train, self.test)
+
+    @property
+    def tables(self) -> ImageFormat:
+        """How Parquet files hold the images."""
+        return ImageFormat(self.classes, 32, label=self.column)
+
 
 CIFAR10_LAYOUT = CifarLayout(
     classes=10,
@@ -180,35 +233,37 @@ CIFAR100_LAYOUT = CifarLayout(
 
 def find_cifar(layout: CifarLayout, folder: Path) -> DatasetFiles | None:
     """Find pickled batches in a folder, else the archive, else Parquet files."""
-    names = (*layout.train, layout.test)
-    batches = _find_batches(layout, folder) or _find_batches(layout, folder / layout.folder)
-    if batches:
-
-        def read_batches() -> Arrays:
-            contents = {path.name: path.read_bytes() for path in batches}
-            return _decode_batches(layout, contents, str(folder))
-
-        return DatasetFiles(batches, read_batches)
+    for place in (folder, folder / layout.folder):
+        paths = [place / name for name in layout.batches]
+        found = {f"'{path.name}'": path.is_file() for path in paths}
+        if is_complete(found, place, f"unpack '{layout.archive}' again"):
+            return DatasetFiles(paths, partial(_read_batches, layout, paths))
     archive = folder / layout.archive
     if archive.is_file():
-
-        def read_from_archive() -> Arrays:
-            contents = read_archive(archive, names, layout.folder)
-            return _decode_batches(layout, contents, str(archive))
-
-        return DatasetFiles([archive], read_from_archive)
-    tables = {split: sorted(folder.glob(f"{split}*.parquet")) for split in CIFAR_SPLITS}
-    if not any(tables.values()):
+        return DatasetFiles([archive], partial(_read_archived, layout, archive))
+    tables = {split: sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test")}
+    patterns = {f"'{split}*.parquet'": paths for split, paths in tables.items()}
+    if not is_complete(patterns, folder, "both splits are needed"):
         return None
-    for split, files in tables.items():
-        if not files:
-            raise UsageError(f"'{folder}' has no '{split}*.parquet': both splits are needed")
+    return DatasetFiles([*tables["train"], *tables["test"]], partial(_read_tables, layout, tables))
 
-    def read_tables() -> Arrays:
-        read = {split: read_parquet(files) for split, files in tables.items()}
-        return _decode_tables(layout, read, str(folder))
 
-    return DatasetFiles([path for files in tables.values() for path in files], read_tables)
+def _read_batches(layout: CifarLayout, paths: list[Path]) -> Arrays:
+    """Read pickled batches."""
+    contents = {path.name: path.read_bytes() for path in paths}
+    return _decode_batches(layout, contents, str(paths[0].parent))
+
+
+def _read_archived(layout: CifarLayout, archive: Path) -> Arrays:
+    """Read the pickled batches of an archive."""
+    contents = read_archive(archive, layout.batches, layout.folder)
+    return _decode_batches(layout, contents, str(archive))
+
+
+def _read_tables(layout: CifarLayout, paths: Mapping[str, list[Path]]) -> Arrays:
+    """Read the Parquet files of both splits."""
+    tables = {split: read_parquet(files) for split, files in paths.items()}
+    return layout.tables.decode_tables(tables, str(paths["train"][0].parent))
 
 
 def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, bytes]:
@@ -230,22 +285,20 @@ def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, 
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 entry = PurePosixPath(member.name)
-                plain = member.isfile() or member.isdir()
-                if entry.is_absolute() or ".." in entry.parts or not plain:
-                    raise UsageError(
-                        f"'{path}' holds the unsafe entry '{member.name}': do not trust this file"
-                    )
-                if entry.parent.name == folder and entry.name in wanted and member.isfile():
-                    content = archive.extractfile(member)
-                    assert content is not None
+                is_inside = not entry.is_absolute() and ".." not in entry.parts
+                require(
+                    is_inside and (member.isfile() or member.isdir()),
+                    f"'{path}' holds the unsafe entry '{member.name}': do not trust this file",
+                )
+                content = archive.extractfile(member)
+                if content and entry.parent.name == folder and entry.name in wanted:
                     found[entry.name] = content.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise UsageError(
             f"'{path}' is truncated or damaged: download it again ({error})"
         ) from error
     for name in wanted:
-        if name not in found:
-            raise UsageError(f"'{path}' has no '{folder}/{name}': download it again")
+        require(name in found, f"'{path}' has no '{folder}/{name}': download it again")
     return found
 
 
@@ -254,16 +307,16 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     ALLOWED = frozenset({("multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")})
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Return an allowed global; refuse all others."""
         if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             module = "multiarray"
         if (module, name) == ("_codecs", "encode"):
             return _encode_latin1  # how Python 3 writes bytes in old protocols
-        if (module, name) not in self.ALLOWED:
-            raise UsageError(
-                f"names '{module}.{name}', which is no plain data: do not trust this file"
-            )
+        require(
+            (module, name) in self.ALLOWED,
+            f"names '{module}.{name}', which is no plain data: do not trust this file",
+        )
         if module == "multiarray":
             return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
         return getattr(np, name)
@@ -294,38 +347,26 @@ def read_batch(content: bytes, key: bytes, classes: int, where: str) -> tuple[Im
         raise UsageError(f"{where} {error}") from error
     except Exception as error:  # a damaged pickle may raise anything
         raise UsageError(f"{where} is truncated or damaged: download it again ({error})") from error
-    if not isinstance(batch, dict) or b"data" not in batch or key not in batch:
-        raise UsageError(
-            f"{where} has no 'data' and '{key.decode()}': it is not a batch of this data set"
-        )
+    wrong_data_set = "it is not a batch of this data set"
+    require(
+        isinstance(batch, dict) and b"data" in batch and key in batch,
+        f"{where} has no 'data' and '{key.decode()}': {wrong_data_set}",
+    )
     data = batch[b"data"]
     labels = batch[key]
     is_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8
-    if not is_bytes or data.ndim != 2 or data.shape[1] != 3072:
-        raise UsageError(
-            f"{where} does not hold rows of 3072 bytes: it is not a batch of this data set"
-        )
+    require(
+        is_bytes and data.ndim == 2 and data.shape[1] == 3072,
+        f"{where} does not hold rows of 3072 bytes: {wrong_data_set}",
+    )
     is_list = isinstance(labels, list) and all(isinstance(label, int) for label in labels)
-    if not is_list or not labels:
-        raise UsageError(f"{where} has no list of labels: it is not a batch of this data set")
-    if len(labels) != len(data):
-        raise UsageError(
-            f"{where} has {len(data)} images, but {len(labels)} labels: download it again"
-        )
+    require(is_list and len(labels) > 0, f"{where} has no list of labels: {wrong_data_set}")
+    require(
+        len(labels) == len(data),
+        f"{where} has {len(data)} images, but {len(labels)} labels: download it again",
+    )
     images = np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, check_labels(np.array(labels, np.int64), classes, where)
-
-
-def _find_batches(layout: CifarLayout, folder: Path) -> list[Path]:
-    """Return the pickled batches in a folder: all or none."""
-    paths = [folder / name for name in (*layout.train, layout.test)]
-    exists = [path.is_file() for path in paths]
-    if not any(exists):
-        return []
-    if not all(exists):
-        missing = paths[exists.index(False)]
-        raise UsageError(f"'{missing}' is missing: unpack '{layout.archive}' again")
-    return paths
 
 
 def _decode_batches(layout: CifarLayout, contents: dict[str, bytes], where: str) -> Arrays:
@@ -335,41 +376,22 @@ def _decode_batches(layout: CifarLayout, contents: dict[str, bytes], where: str)
         for name, content in contents.items()
     }
     train = [batches[name] for name in layout.train]
+    x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
     test_x, test_y = batches[layout.test]
-    return {
-        "x": np.concatenate([x for x, _ in train]),
-        "y": np.concatenate([y for _, y in train]),
-        "test_x": test_x,
-        "test_y": test_y,
-    }
-
-
-def _decode_tables(layout: CifarLayout, tables: dict[str, Any], where: str) -> Arrays:
-    """Decode Arrow tables of both splits."""
-    arrays: Arrays = {}
-    for part, split in (("", "train"), ("test_", "test")):
-        name = f"split '{split}' of '{where}'"
-        arrays[f"{part}y"] = read_labels(tables[split], layout.column, layout.classes, name)
-        arrays[f"{part}x"] = decode_images(tables[split], 32, "RGB", name)
-    return arrays
+    return {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
 
 
 def _cifar_source(name: str, layout: CifarLayout, hub: str) -> DatasetSource:
     """Declare one of the two CIFAR data sets."""
     short_folder = layout.folder.removesuffix("-batches-py").removesuffix("-python")
-
-    def from_hub(fetched: Any) -> Arrays:
-        tables = {split: fetched[split].data.table for split in CIFAR_SPLITS}
-        return _decode_tables(layout, tables, hub)
-
     return DatasetSource(
         name=name,
-        find=lambda folder: find_cifar(layout, folder),
+        find=partial(find_cifar, layout),
         folders=(short_folder, name, layout.folder),
         advice=f"put '{layout.archive}' of https://www.cs.toronto.edu/~kriz/cifar.html (or the "
         f"hub's Parquet files of '{hub}') into the folder that you give with --data",
         hub=hub,
-        from_hub=from_hub,
+        from_hub=layout.tables.decode_hub,
     )
 
 
@@ -390,10 +412,9 @@ def find_tiny_imagenet(folder: Path) -> DatasetFiles | None:
     folders = [folder / "train" / wnid / "images" for wnid in wnids]
     annotations = folder / "val" / "val_annotations.txt"
     for path in (*folders, annotations):
-        if not path.exists():
-            raise UsageError(f"'{path}' is missing: unpack tiny-imagenet-200.zip again")
+        require(path.exists(), f"'{path}' is missing: unpack tiny-imagenet-200.zip again")
     files = [folder / "wnids.txt", annotations, *folders]
-    return DatasetFiles(files, lambda: _read_tiny_imagenet(folder, wnids))
+    return DatasetFiles(files, partial(_read_tiny_imagenet, folder, wnids))
 
 
 def _read_tiny_imagenet(folder: Path, wnids: list[str]) -> Arrays:
@@ -402,8 +423,7 @@ def _read_tiny_imagenet(folder: Path, wnids: list[str]) -> Arrays:
     for label, wnid in enumerate(wnids):
         images = folder / "train" / wnid / "images"
         paths = sorted(images.glob("*.JPEG"), key=_image_number)
-        if not paths:
-            raise UsageError(f"'{images}' holds no image: unpack the archive again")
+        require(bool(paths), f"'{images}' holds no image: unpack the archive again")
         train += [(path, label) for path in paths]
     test = _validation_files(folder / "val", {wnid: label for label, wnid in enumerate(wnids)})
     x, y = _decode_files(train)
@@ -417,20 +437,19 @@ def _validation_files(folder: Path, labels: dict[str, int]) -> list[tuple[Path, 
     known = []
     lines = annotations.read_text(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
-        name, _, rest = line.partition("\t")
-        wnid = rest.partition("\t")[0]
+        name, wnid, *_ = [*line.split("\t"), ""]
         path = folder / "images" / name
-        if wnid not in labels or "/" in name or not path.is_file():
-            raise UsageError(
-                f"line {number} of '{annotations}' names '{name}' of class '{wnid}', which is "
-                "not there: unpack the archive again"
-            )
-        known.append((path, labels[wnid]))
-    files = sum(1 for _ in (folder / "images").glob("*.JPEG"))
-    if files != len(known) or not known:
-        raise UsageError(
-            f"'{folder / 'images'}' holds {files} images, but {len(known)} are annotated"
+        require(
+            wnid in labels and "/" not in name and path.is_file(),
+            f"line {number} of '{annotations}' names '{name}' of class '{wnid}', which is not "
+            "there: unpack the archive again",
         )
+        known.append((path, labels[wnid]))
+    num_files = sum(1 for _ in (folder / "images").glob("*.JPEG"))
+    require(
+        num_files == len(known) > 0,
+        f"'{folder / 'images'}' holds {num_files} images, but {len(known)} are annotated",
+    )
     return known
 
 
@@ -449,17 +468,6 @@ def _image_number(path: Path) -> tuple[int, str]:
     return (int(digits) if digits.isdigit() else -1, path.name)
 
 
-def _tiny_imagenet_from_hub(fetched: Any) -> Arrays:
-    """Decode the hub's Tiny-ImageNet."""
-    arrays: Arrays = {"classes": np.array(TINY_IMAGENET_CLASSES)}
-    for part, split in (("", "train"), ("test_", "valid")):
-        table = fetched[split].data.table
-        where = f"split '{split}' of the hub's Tiny-ImageNet"
-        arrays[f"{part}x"] = decode_images(table, TINY_IMAGENET_SIZE, "RGB", where)
-        arrays[f"{part}y"] = read_labels(table, "label", TINY_IMAGENET_CLASSES, where)
-    return arrays
-
-
 TINY_IMAGENET = DatasetSource(
     name="tinyimagenet",
     find=find_tiny_imagenet,
@@ -467,7 +475,7 @@ TINY_IMAGENET = DatasetSource(
     advice="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip into the folder that you give "
     "with --data",
     hub="zh-plus/tiny-imagenet",
-    from_hub=_tiny_imagenet_from_hub,
+    from_hub=ImageFormat(TINY_IMAGENET_CLASSES, TINY_IMAGENET_SIZE, test_split="valid").decode_hub,
 )
 
 # ------------------------------------------------------------------ encoded images and Parquet
@@ -494,15 +502,15 @@ def decode_image(encoded: bytes, size: int, mode: str, where: str) -> Images:
             pixels = np.asarray(image.convert(mode))
     except (OSError, ValueError, SyntaxError) as error:
         raise UsageError(f"{where} is not a readable image: download it again ({error})") from error
-    if pixels.shape[:2] != (size, size):
-        raise UsageError(
-            f"{where} is {pixels.shape[1]}x{pixels.shape[0]}, not {size}x{size}: is it this data "
-            "set?"
-        )
+    height, width = pixels.shape[:2]
+    require(
+        height == width == size,
+        f"{where} is {width}x{height}, not {size}x{size}: is it this data set?",
+    )
     return pixels.reshape(size, size, -1)
 
 
-def read_parquet(paths: list[Path]) -> Any:
+def read_parquet(paths: list[Path]) -> pa.Table:
     """Read Parquet files into one Arrow table.
 
     Raises:
@@ -521,7 +529,7 @@ def read_parquet(paths: list[Path]) -> Any:
     return pyarrow.concat_tables(tables)
 
 
-def decode_images(table: Any, size: int, mode: str, where: str) -> Images:
+def decode_images(table: pa.Table, size: int, mode: str, where: str) -> Images:
     """Decode the column ``img`` or ``image`` of an Arrow table.
 
     Args:
@@ -536,34 +544,29 @@ def decode_images(table: Any, size: int, mode: str, where: str) -> Images:
     Raises:
         UsageError: If there is no such column, or an image is missing or damaged.
     """
-    column = next((name for name in ("img", "image") if name in table.column_names), None)
-    if column is None:
-        raise UsageError(
-            f"{where} has no column 'img' or 'image': it has {', '.join(table.column_names)}"
-        )
+    columns = table.column_names
+    column = next((name for name in ("img", "image") if name in columns), None)
+    message = f"{where} has no column 'img' or 'image': it has {', '.join(columns)}"
+    require(column is not None, message)
     channels = 1 if mode == "L" else 3
     pixels = np.empty((table.num_rows, size, size, channels), np.uint8)
     for row, item in enumerate(table[column]):
-        encoded = item["bytes"].as_py() if item.is_valid else None
-        if encoded is None:
-            raise UsageError(f"row {row} of {where} holds no image")
+        encoded: bytes = (item.as_py() or {}).get("bytes") or b""
+        require(len(encoded) > 0, f"row {row} of {where} holds no image")
         pixels[row] = decode_image(encoded, size, mode, f"row {row} of {where}")
     return pixels
 
 
-def read_labels(table: Any, column: str, classes: int, where: str) -> Labels:
+def read_labels(table: pa.Table, column: str, classes: int, where: str) -> Labels:
     """Read a column of labels of an Arrow table.
 
     Raises:
         UsageError: If the column is missing or incomplete, or a label is out of range.
     """
-    if column not in table.column_names:
-        raise UsageError(
-            f"{where} has no column '{column}': it has {', '.join(table.column_names)}"
-        )
+    columns = table.column_names
+    require(column in columns, f"{where} has no column '{column}': it has {', '.join(columns)}")
     values = table[column]
-    if values.null_count:
-        raise UsageError(f"{where} has rows without '{column}': download it again")
+    require(not values.null_count, f"{where} has rows without '{column}': download it again")
     return check_labels(values.to_numpy().astype(np.int64), classes, where)
 
 
@@ -573,6 +576,7 @@ def check_labels(labels: Labels, classes: int, where: str) -> Labels:
     Raises:
         UsageError: If a label is out of range.
     """
-    if len(labels) and (labels.min() < 0 or labels.max() >= classes):
-        raise UsageError(f"{where} has labels outside 0..{classes - 1}: is it this data set?")
+    is_class = (labels >= 0) & (labels < classes)
+    message = f"{where} has labels outside 0..{classes - 1}: is it this data set?"
+    require(bool(is_class.all()), message)
     return labels

@@ -7,11 +7,24 @@ from typing import Any
 from equipoise.data.sources import import_extra
 
 
-def pyarrow() -> Any:
-    """Import `pyarrow`; a missing package is one line that says what to install."""
-    return import_extra("pyarrow", "reading tables")
+class LazyModule:
+    """A module of pyarrow that is imported when it is first used.
+
+    A missing package is an error of one line that says what to install.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Remember the name of the module."""
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_extra(self._name, "reading tables"), attribute)
 
 
-def compute() -> Any:
-    """Import `pyarrow.compute`."""
-    return import_extra("pyarrow.compute", "reading tables")
+pa = LazyModule("pyarrow")
+pc = LazyModule("pyarrow.compute")
+arrow_csv = LazyModule("pyarrow.csv")
+arrow_parquet = LazyModule("pyarrow.parquet")
+
+ArrowArray = Any
+"""A `pyarrow.Array` or `pyarrow.ChunkedArray`; pyarrow has no types."""

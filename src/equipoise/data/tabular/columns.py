@@ -6,17 +6,20 @@ What a column means (measurement, category, date) is decided later, in `schema.p
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.federated_dataset import Ints
-from equipoise.data.tabular._arrow import compute, pyarrow
+from equipoise.data.federated_dataset import AnyArray, Ints
+from equipoise.data.tabular._arrow import ArrowArray, pa, pc
 from equipoise.data.tabular.dates import Floats, parse_days
+
+ScalarType = TypeVar("ScalarType", bound=np.generic)
+RowIndex = slice | NDArray[np.integer]
 
 MISSING_TEXTS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?"})
 """Texts (in lower case) that mean a missing value in any column."""
@@ -38,7 +41,7 @@ class DistinctTexts:
     once per distinct text of the file, not once per cell or client.
     """
 
-    def __init__(self, values: Any = ()) -> None:
+    def __init__(self, values: ArrowArray | Sequence[str] = ()) -> None:
         """Create from a sequence of strings or an Arrow array of strings without nulls."""
         self._values = values
         self._days: dict[str, Floats] = {}
@@ -51,17 +54,16 @@ class DistinctTexts:
         return value if isinstance(value, str) else str(value.as_py())
 
     @cached_property
-    def array(self) -> Any:
+    def array(self) -> ArrowArray:
         """The texts as an Arrow array."""
         if isinstance(self._values, Sequence):
-            pa = pyarrow()
             return pa.array(self._values, pa.string())
         return self._values
 
     @cached_property
     def is_multiword(self) -> NDArray[np.bool_]:
         """Whether each text contains a space `[T]`."""
-        return _flags(compute().match_substring(self.array, " "))
+        return _flags(pc.match_substring(self.array, " "))
 
     def days(self, date_format: str) -> Floats:
         """Parse all texts as dates; see `parse_days`. The result `[T + 1]` is cached."""
@@ -69,12 +71,11 @@ class DistinctTexts:
             self._days[date_format] = parse_days(self.array if len(self) else (), date_format)
         return self._days[date_format]
 
-    def take(self, codes: NDArray[Any]) -> list[str]:
+    def take(self, codes: NDArray[np.integer]) -> list[str]:
         """Return the texts of these codes."""
         if not len(codes):
             return []
-        texts: list[str] = self.array.take(codes).to_pylist()
-        return texts
+        return list(self.array.take(codes).to_pylist())
 
 
 NO_TEXTS = DistinctTexts()
@@ -102,7 +103,7 @@ class Column:
         """Whether each cell is missing `[n]`."""
         return np.isnan(self.numbers) & (self.codes < 0)
 
-    def take(self, rows: Any) -> Column:
+    def take(self, rows: RowIndex) -> Column:
         """Select rows by a slice (a view) or by indices (a copy)."""
         return Column(_take(self.numbers, rows), _take(self.codes, rows), self.texts)
 
@@ -139,7 +140,6 @@ class Column:
         """Restrict the distinct texts; cells of the others become missing."""
         if keep.all():
             return self
-        pa = pyarrow()
         new_codes = np.full(len(keep) + 1, -1, np.int32)
         new_codes[:-1][keep] = np.arange(keep.sum())
         texts = DistinctTexts(self.texts.array.filter(pa.array(keep)))
@@ -156,12 +156,11 @@ def _no_codes(num_rows: int) -> NDArray[np.int32]:
     return np.broadcast_to(np.int32(-1), num_rows)
 
 
-def _take(values: NDArray[Any], rows: Any) -> NDArray[Any]:
+def _take(values: NDArray[ScalarType], rows: RowIndex) -> NDArray[ScalarType]:
     """Select rows; arrays of one repeated value stay without memory."""
     if values.strides == (0,) and len(values) and isinstance(rows, np.ndarray):
         return np.broadcast_to(values[0], len(rows))
-    selected: NDArray[Any] = values[rows]
-    return selected
+    return values[rows]
 
 
 def format_number(number: float) -> str:
@@ -169,7 +168,9 @@ def format_number(number: float) -> str:
     return f"{number:.15g}"
 
 
-def column_from_texts(cells: Any, comma_is_decimal: bool = False) -> Column:
+def column_from_texts(
+    cells: ArrowArray | Sequence[str | None], comma_is_decimal: bool = False
+) -> Column:
     """Read the cells of a file: numbers where they can be parsed, texts elsewhere.
 
     Args:
@@ -189,7 +190,7 @@ def column_from_texts(cells: Any, comma_is_decimal: bool = False) -> Column:
     return column._keep_texts(~is_number & ~_is_one_of(texts, MISSING_TEXTS))
 
 
-def column_from_names(cells: Any) -> Column:
+def column_from_names(cells: ArrowArray | Sequence[str]) -> Column:
     """Read names of clients: `007` and `NA` are names, too; only empty cells are missing."""
     cells = _string_array(cells)
     codes, texts = _encode(cells)
@@ -197,7 +198,7 @@ def column_from_names(cells: Any) -> Column:
     return column.drop_texts(frozenset({""}))
 
 
-def column_from_values(values: Any, source: str) -> Column:
+def column_from_values(values: Iterable[object], source: str) -> Column:
     """Read a column of pandas, NumPy or Python values.
 
     Args:
@@ -222,7 +223,6 @@ def column_from_values(values: Any, source: str) -> Column:
         numbers = array.astype(np.float64)
         numbers = np.where(np.isfinite(numbers), numbers, np.nan)
         return Column(numbers, _no_codes(len(array)))
-    pa = pyarrow()
     try:
         return column_from_texts(pa.array(array.astype(object), pa.string(), from_pandas=True))
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -244,7 +244,7 @@ def concat_columns(columns: Sequence[Column]) -> Column:
     return Column(numbers, np.concatenate(codes), DistinctTexts(tuple(code_of_text)))
 
 
-def parse_numbers(texts: Any, comma_is_decimal: bool) -> Floats:
+def parse_numbers(texts: ArrowArray | Sequence[str], comma_is_decimal: bool) -> Floats:
     """Parse texts as numbers, in the notation that the texts of the column have in common.
 
     A comma is the decimal mark if `comma_is_decimal`, or if some number of the column has a
@@ -258,7 +258,6 @@ def parse_numbers(texts: Any, comma_is_decimal: bool) -> Floats:
     Returns:
         The numbers `[T]`, NaN where a text is not a finite number.
     """
-    pc = compute()
     texts = _string_array(texts)
     is_number = _matches(texts, _PLAIN)
     if _flags(pc.match_substring(texts, ",")).any():
@@ -273,23 +272,21 @@ def parse_numbers(texts: Any, comma_is_decimal: bool) -> Floats:
         is_number |= localized
         texts = pc.if_else(localized, replaced, texts)
     numbers = np.full(len(texts), np.nan)
-    matching = texts.filter(pyarrow().array(is_number))
+    matching = texts.filter(pa.array(is_number))
     try:
         numbers[is_number] = pc.cast(matching, "float64").to_numpy(zero_copy_only=False)
-    except pyarrow().ArrowInvalid:  # digits of other scripts
+    except pa.ArrowInvalid:  # digits of other scripts
         numbers[is_number] = [float(text) for text in matching.to_pylist()]
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def _string_array(cells: Any) -> Any:
+def _string_array(cells: ArrowArray | Sequence[str | None]) -> ArrowArray:
     """Convert a sequence of strings to Arrow; Arrow arrays stay as they are."""
-    pa = pyarrow()
     return pa.array(cells, pa.string()) if isinstance(cells, Sequence) else cells
 
 
-def _cast_all(cells: Any) -> Floats | None:
+def _cast_all(cells: ArrowArray) -> Floats | None:
     """Parse a column without texts in one step: None unless all cells are numbers or null."""
-    pa = pyarrow()
     try:
         cast = cells.cast(pa.float64())
     except pa.ArrowInvalid:
@@ -300,14 +297,12 @@ def _cast_all(cells: Any) -> Floats | None:
     return numbers if np.isfinite(numbers).sum() == len(cells) - cells.null_count else None
 
 
-def _encode(cells: Any) -> tuple[NDArray[np.int32], Any]:
+def _encode(cells: ArrowArray) -> tuple[NDArray[np.int32], ArrowArray]:
     """Encode cells by their distinct texts, without surrounding spaces.
 
     Returns:
         Codes `[n]`, -1 for null, and the texts as an Arrow array.
     """
-    pa = pyarrow()
-    pc = compute()
     encoded = cells.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
@@ -323,27 +318,23 @@ def _encode(cells: Any) -> tuple[NDArray[np.int32], Any]:
     return new_codes[codes], merged.dictionary
 
 
-def _matches(texts: Any, pattern: str) -> NDArray[np.bool_]:
+def _matches(texts: ArrowArray, pattern: str) -> NDArray[np.bool_]:
     """Whether each whole text matches a pattern."""
     pattern = pattern.replace(r"\d", r"\p{Nd}")
-    pc = compute()
     return _flags(pc.match_substring_regex(texts, f"^(?:{pattern})$"))
 
 
-def _is_one_of(texts: Any, lower_case: frozenset[str]) -> NDArray[np.bool_]:
+def _is_one_of(texts: ArrowArray, lower_case: frozenset[str]) -> NDArray[np.bool_]:
     """Whether each text, in lower case, is in the set."""
-    pa = pyarrow()
-    pc = compute()
     return _flags(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(lower_case))))
 
 
-def _flags(booleans: Any) -> NDArray[np.bool_]:
+def _flags(booleans: ArrowArray) -> NDArray[np.bool_]:
     """Convert an Arrow array of booleans."""
-    flags: NDArray[np.bool_] = booleans.to_numpy(zero_copy_only=False)
-    return flags
+    return np.asarray(booleans.to_numpy(zero_copy_only=False), np.bool_)
 
 
-def _to_numpy(values: Any) -> NDArray[Any]:
+def _to_numpy(values: Iterable[object]) -> AnyArray:
     """Convert values of pandas or Python, without turning numbers among texts into texts."""
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
@@ -355,7 +346,7 @@ def _to_numpy(values: Any) -> NDArray[Any]:
     return np.array(values)
 
 
-def _column_from_mixed(values: list[Any]) -> Column:
+def _column_from_mixed(values: list[object]) -> Column:
     """Read values of several types; texts among them are read like those of a file."""
     numbers = np.full(len(values), np.nan)
     texts = [""] * len(values)
@@ -364,7 +355,7 @@ def _column_from_mixed(values: list[Any]) -> Column:
             texts[row] = str(value)
         elif value is not None and value == value:  # pandas' missing values differ from themselves
             try:
-                numbers[row] = float(value)
+                numbers[row] = float(value)  # type: ignore[arg-type]
             except (TypeError, ValueError):
                 texts[row] = str(value)
     column = column_from_texts(texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-from collections import Counter
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import Ints
-from equipoise.data.sources import import_extra
-from equipoise.data.tabular._arrow import pyarrow
+from equipoise.data.tabular._arrow import ArrowArray, arrow_csv, pa
 from equipoise.data.tabular.columns import (
     column_from_names,
     column_from_texts,
 )
 from equipoise.data.tabular.table import Table
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, require
 
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
 SEPARATORS = (",", ";", "\t", "|")
-
-
 NUM_DETECTION_ROWS = 50  # rows from which the separator is detected
-
-
 MAX_LISTED_BAD_ROWS = 3
-
-
 MAX_CELL_BYTES = 2**24
-csv.field_size_limit(MAX_CELL_BYTES)
-
-
 CHUNK_BYTES = 2**24  # bytes of a file that are parsed at once
+
+csv.field_size_limit(MAX_CELL_BYTES)
 
 
 def read_csv(path: Path, client_column: str = "") -> Table:
@@ -55,7 +45,7 @@ def read_csv(path: Path, client_column: str = "") -> Table:
     Raises:
         UsageError: If the file cannot be read.
     """
-    memory_pool = pyarrow().default_memory_pool()
+    memory_pool = pa.default_memory_pool()
     data = _read_bytes(path)
     head = _first_lines(data)
     if "\ufffd" in head:
@@ -85,10 +75,8 @@ def _read_bytes(path: Path) -> bytes:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
     if data.startswith(UTF16_MARKS):
         data = _decode(data, path, "utf-16").encode()
-    if b"\0" in data:
-        raise UsageError(f"'{path}' cannot be read: it is no text file")
-    if data.startswith(codecs.BOM_UTF8):
-        data = data.removeprefix(codecs.BOM_UTF8)
+    require(b"\0" not in data, f"'{path}' cannot be read: it is no text file")
+    data = data.removeprefix(codecs.BOM_UTF8)
     return data if data.endswith((b"\n", b"\r")) else data + b"\n"
 
 
@@ -107,12 +95,8 @@ def _decode(data: bytes, path: Path, encoding: str = "utf-8") -> str:
 
 def _first_lines(data: bytes) -> str:
     """Decode the first rows."""
-    num_bytes = 2**16
-    while True:
-        lines = data[:num_bytes].decode("utf-8", "replace").splitlines(keepends=True)
-        if len(lines) > NUM_DETECTION_ROWS or num_bytes >= len(data):
-            return "".join(lines[:NUM_DETECTION_ROWS])
-        num_bytes *= 4
+    lines = itertools.islice(io.BytesIO(data), NUM_DETECTION_ROWS)
+    return b"".join(lines).decode("utf-8", "replace")
 
 
 def _detect_separator(head: str) -> str:
@@ -133,16 +117,16 @@ def _detect_separator(head: str) -> str:
 def _column_names(head: str, separator: str, path: Path) -> list[str]:
     """Read the column names from the first row."""
     header = next(csv.reader(io.StringIO(head, newline=""), delimiter=separator), [])
-    if not any(header):
-        raise UsageError(f"'{path}' cannot be read: it has no line of column names")
+    require(any(header), f"'{path}' cannot be read: it has no line of column names")
     names = [name.strip() or f"(column {i})" for i, name in enumerate(header, start=1)]
-    if duplicates := sorted(name for name, count in Counter(names).items() if count > 1):
-        quoted = ", ".join(map(repr, duplicates))
-        raise UsageError(f"'{path}' cannot be read: it has several columns named {quoted}")
+    duplicates = ", ".join(sorted({repr(name) for name in names if names.count(name) > 1}))
+    require(not duplicates, f"'{path}' cannot be read: it has several columns named {duplicates}")
     return names
 
 
-def _read_cells(data: bytes, separator: str, num_columns: int, path: Path) -> tuple[Any, Ints]:
+def _read_cells(
+    data: bytes, separator: str, num_columns: int, path: Path
+) -> tuple[ArrowArray, Ints]:
     """Parse the rows of a file.
 
     Args:
@@ -155,61 +139,64 @@ def _read_cells(data: bytes, separator: str, num_columns: int, path: Path) -> tu
         An Arrow table of strings, where empty cells are null, and the number of each row. Rows
         without any content are left out.
     """
-    pa = pyarrow()
-    arrow_csv = import_extra("pyarrow.csv", "reading tables")
     has_quotes = b'"' in data
     if has_quotes and not _quotes_are_regular(data, separator):
         _check_rows(data, separator, num_columns, path)
-    skipped_rows: list[Any] = []
-    keys = [str(i) for i in range(num_columns)]
-
-    def parse(block_size: int) -> Any:
-        """Parse all rows as texts."""
-        skipped_rows.clear()
-        return arrow_csv.read_csv(
-            pa.BufferReader(data),
-            # One thread: 125 MB take half a second, and more threads take 50 MB more.
-            read_options=arrow_csv.ReadOptions(
-                column_names=keys,
-                skip_rows_after_names=1,
-                block_size=block_size,
-                use_threads=False,
-            ),
-            parse_options=arrow_csv.ParseOptions(
-                delimiter=separator,
-                newlines_in_values=has_quotes,
-                invalid_row_handler=handle_bad_row,
-            ),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(keys, pa.string()),
-                strings_can_be_null=True,
-                null_values=[""],
-            ),
-        )
-
-    def handle_bad_row(row: Any) -> str:
-        """Skip rows of empty cells, however many; fail at others."""
-        if any(next(csv.reader([row.text], delimiter=separator))):
-            return "error"
-        skipped_rows.append(row)
-        return "skip"
-
     try:
-        cells = parse(CHUNK_BYTES)
+        cells, skipped_rows = _parse(data, separator, num_columns, has_quotes, CHUNK_BYTES)
     except pa.ArrowInvalid:
         _check_rows(data, separator, num_columns, path)
         try:
-            cells = parse(len(data))  # a row may be longer than a block
+            # A row may be longer than a block.
+            cells, skipped_rows = _parse(data, separator, num_columns, has_quotes, len(data))
         except pa.ArrowInvalid as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"'{path}' cannot be read: {reason}") from error
-    has_blank_lines = _has_blank_lines(data)
+    numbers = np.arange(2, 2 + len(cells) + len(skipped_rows))
+    numbers = np.delete(numbers, np.array(skipped_rows, np.int64) - 2)
     is_empty = _all_null(cells)
-    if is_empty.any():
-        cells = cells.filter(pa.array(~is_empty))
-    if has_blank_lines or skipped_rows:
-        return cells, _number_rows(data, separator)
-    return cells, np.flatnonzero(~is_empty) + 2
+    if not is_empty.any():
+        return cells, numbers
+    return cells.filter(pa.array(~is_empty)), numbers[~is_empty]
+
+
+def _parse(
+    data: bytes, separator: str, num_columns: int, has_quotes: bool, block_size: int
+) -> tuple[ArrowArray, list[int]]:
+    """Parse all rows as texts.
+
+    Returns:
+        An Arrow table, and the numbers of rows that have another number of cells, all empty. Other
+        rows with another number of cells raise `ArrowInvalid`.
+    """
+    skipped_rows: list[int] = []
+
+    def handle_bad_row(row: Any) -> str:
+        if any(next(csv.reader([row.text], delimiter=separator))):
+            return "error"
+        skipped_rows.append(row.number)
+        return "skip"
+
+    keys = [str(i) for i in range(num_columns)]
+    cells = arrow_csv.read_csv(
+        pa.BufferReader(data),
+        # One thread: 125 MB take half a second, and more threads take 50 MB more.
+        read_options=arrow_csv.ReadOptions(
+            column_names=keys, skip_rows_after_names=1, block_size=block_size, use_threads=False
+        ),
+        parse_options=arrow_csv.ParseOptions(
+            delimiter=separator,
+            newlines_in_values=has_quotes,
+            ignore_empty_lines=False,  # they count as rows
+            invalid_row_handler=handle_bad_row,
+        ),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(keys, pa.string()),
+            strings_can_be_null=True,
+            null_values=[""],
+        ),
+    )
+    return cells, skipped_rows
 
 
 def _quotes_are_regular(data: bytes, separator: str) -> bool:
@@ -235,15 +222,7 @@ def _quotes_are_regular(data: bytes, separator: str) -> bool:
     return not is_open
 
 
-def _has_blank_lines(data: bytes) -> bool:
-    """Whether there are blank lines before the end of a file, or within cells."""
-    end = len(data)
-    while end and data[end - 1] in b"\r\n":
-        end -= 1
-    return any(data.find(blank, 0, end) >= 0 for blank in (b"\n\n", b"\n\r\n", b"\r\r"))
-
-
-def _all_null(cells: Any) -> NDArray[np.bool_]:
+def _all_null(cells: ArrowArray) -> NDArray[np.bool_]:
     """Whether all cells of a row are null `[n]`."""
     is_empty = np.ones(len(cells), np.bool_)
     for column in cells.columns:
@@ -251,13 +230,6 @@ def _all_null(cells: Any) -> NDArray[np.bool_]:
             return np.zeros(len(cells), np.bool_)
         is_empty &= column.is_null().to_numpy()
     return is_empty
-
-
-def _number_rows(data: bytes, separator: str) -> Ints:
-    """Number the rows that have content, where others lie between them."""
-    lines = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=separator)
-    numbers = [number for number, line in enumerate(lines, start=1) if any(line)]
-    return np.array(numbers[1:], np.int64)
 
 
 def _check_rows(data: bytes, separator: str, num_columns: int, path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.tabular._arrow import compute
+from equipoise.data.tabular._arrow import ArrowArray, pc
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +42,7 @@ OTHER_ISO = r"^[0-9]{4}-?(W[0-9]{2}|[0-9]{2}-?[0-9]{2})"
 """The start of the rarer forms of ISO 8601: fractions of a second, time zones, weeks, no hyphens."""
 
 
-def parse_days(texts: Any, date_format: str) -> Floats:
+def parse_days(texts: ArrowArray, date_format: str) -> Floats:
     """Parse texts as dates of one format.
 
     Args:
@@ -57,7 +56,6 @@ def parse_days(texts: Any, date_format: str) -> Floats:
     days = np.full(len(texts) + 1, np.nan)
     if not len(texts):
         return days
-    pc = compute()
     pattern = PATTERNS[date_format]
     matches = pc.match_substring_regex(texts, pattern)
     is_match = matches.to_numpy(zero_copy_only=False)
@@ -71,7 +69,7 @@ def parse_days(texts: Any, date_format: str) -> Floats:
     return days
 
 
-def _days_of_fields(matched: Any, date_format: str) -> Floats:
+def _days_of_fields(matched: ArrowArray, date_format: str) -> Floats:
     """Convert the groups of a pattern to days; NaN where they are out of range."""
     fields = dict(zip((field.name for field in matched.type), matched.flatten(), strict=True))
     hour = _integers(fields["hour"])
@@ -90,15 +88,14 @@ def _days_of_fields(matched: Any, date_format: str) -> Floats:
     next_month = (months + 1).astype("datetime64[D]").astype(np.int64)
     valid &= day <= next_month - first_day
     if "sep1" in fields:
-        same_separator = compute().equal(fields["sep1"], fields["sep2"])
+        same_separator = pc.equal(fields["sep1"], fields["sep2"])
         valid &= same_separator.to_numpy(zero_copy_only=False)
     seconds += (first_day + day - 1) * SECONDS_PER_DAY
     return np.where(valid, seconds / SECONDS_PER_DAY, np.nan)
 
 
-def _integers(texts: Any) -> NDArray[np.int64]:
+def _integers(texts: ArrowArray) -> NDArray[np.int64]:
     """Convert texts of digits; an empty text is 0."""
-    pc = compute()
     filled = pc.if_else(pc.equal(texts, ""), "0", texts)
     integers: NDArray[np.int64] = pc.cast(filled, "int64").to_numpy(zero_copy_only=False)
     return integers

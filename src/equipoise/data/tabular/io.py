@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from equipoise.data.sources import import_extra
-from equipoise.data.tabular._arrow import pyarrow
+from equipoise.data.tabular._arrow import ArrowArray, arrow_parquet, pa
 from equipoise.data.tabular.clients import read_split_column
 from equipoise.data.tabular.columns import (
     PLAIN_NUMBER,
@@ -23,7 +22,7 @@ from equipoise.data.tabular.columns import (
 from equipoise.data.tabular.config import TableConfig, parse_names
 from equipoise.data.tabular.csv_reader import read_csv
 from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows, raise_problems
-from equipoise.data.tabular.table import ClientTables, Table
+from equipoise.data.tabular.table import ClientTables, Table, TableLike
 from equipoise.utils.errors import UsageError, nearest
 
 SERVER = "server"
@@ -56,7 +55,7 @@ def scan_tables(
     path: Path, client_column: str, config: TableConfig
 ) -> tuple[ClientTables, list[Diagnostic]]:
     """Read the rows of all clients like `read_tables`, but return problems instead of raising."""
-    pyarrow()
+    import_extra("pyarrow", "reading tables")
     if path.is_dir():
         tables, diagnostics = _read_folder(path)
     elif path.is_file():
@@ -69,7 +68,7 @@ def scan_tables(
     return _align(tables, diagnostics, config)
 
 
-def tables_from_values(clients: Mapping[str, Any], server: Any = None) -> ClientTables:
+def tables_from_values(clients: Mapping[str, TableLike], server: TableLike = None) -> ClientTables:
     """Convert tables in Python.
 
     Args:
@@ -232,7 +231,9 @@ def read_table(path: Path, client_column: str = "") -> Table:
     return READERS[suffix](path, client_column)
 
 
-def table_from_values(values: Any, source: str = "the table", client_column: str = "") -> Table:
+def table_from_values(
+    values: TableLike, source: str = "the table", client_column: str = ""
+) -> Table:
     """Convert a pandas or Arrow table, or a mapping of column names to values.
 
     Args:
@@ -250,7 +251,7 @@ def table_from_values(values: Any, source: str = "the table", client_column: str
         return values
     if hasattr(values, "column_names"):
         pairs = [(name, values.column(i)) for i, name in enumerate(values.column_names)]
-        read: Callable[[Any, str], Column] = _column_from_arrow
+        read: Callable[[ArrowArray, str], Column] = _column_from_arrow
     elif isinstance(values, Mapping) or hasattr(values, "columns"):
         names = values if isinstance(values, Mapping) else values.columns
         pairs = [(name, values[name]) for name in names]
@@ -275,7 +276,7 @@ def table_from_values(values: Any, source: str = "the table", client_column: str
     return Table(columns, np.arange(1, num_rows + 1))
 
 
-def _client_names(values: Any) -> list[str]:
+def _client_names(values: ArrowArray | Iterable[object]) -> list[str]:
     """Convert values of any type to names; missing values become empty."""
     values = values.to_pylist() if hasattr(values, "to_pylist") else values
     names = []
@@ -287,9 +288,8 @@ def _client_names(values: Any) -> list[str]:
     return names
 
 
-def _column_from_arrow(cells: Any, source: str) -> Column:
+def _column_from_arrow(cells: ArrowArray, source: str) -> Column:
     """Read a column of an Arrow table."""
-    pa = pyarrow()
     types = pa.types
     if types.is_dictionary(cells.type):
         return _column_from_arrow(cells.cast(cells.type.value_type), source)
@@ -309,9 +309,8 @@ def _column_from_arrow(cells: Any, source: str) -> Column:
 
 def _read_parquet(path: Path, client_column: str) -> Table:
     """Read a Parquet file."""
-    pa = pyarrow()
     try:
-        table = import_extra("pyarrow.parquet", "reading tables").read_table(path)
+        table = arrow_parquet.read_table(path)
         return table_from_values(table, f"'{path}'", client_column)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UsageError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.data.federated_dataset import Federation, Ints
+from equipoise.data.federated_dataset import AnyArray, Federation, Ints
 from equipoise.data.tabular.clients import (
     drop_unlabelled_rows,
     min_client_rows,
@@ -145,7 +143,7 @@ def _train_rows(assignment: RowAssignment, num_rows: Ints) -> list[Ints]:
     return [train.rows_of(k) - first_row[k] for k in range(len(num_rows))]
 
 
-def _read_targets(preprocessor: Preprocessor, client: str, table: Table) -> NDArray[Any]:
+def _read_targets(preprocessor: Preprocessor, client: str, table: Table) -> AnyArray:
     """Read the targets of a client; a class that the preprocessor does not know is an error."""
     y = preprocessor.transform_target(table)
     if preprocessor.target.kind == "classification" and (y < 0).any():

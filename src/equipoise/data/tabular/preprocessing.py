@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from equipoise.data.federated_dataset import Target
+from equipoise.data.federated_dataset import AnyArray, Target
 from equipoise.data.tabular.columns import Column
 from equipoise.data.tabular.dates import Floats, cyclic_feature_names, cyclic_features
 from equipoise.data.tabular.io import table_from_values
-from equipoise.data.tabular.table import Table
+from equipoise.data.tabular.table import Table, TableLike
 from equipoise.data.tabular.target_spec import TargetSpec
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record, from_json, to_json
@@ -224,7 +223,7 @@ class Preprocessor(
         marks = tuple(f"{e.name} is missing" for e in self.encoders if e.marks_missing)
         return encoded + marks
 
-    def transform(self, rows: Any, client: str | None = None) -> NDArray[np.float32]:
+    def transform(self, rows: TableLike, client: str | None = None) -> NDArray[np.float32]:
         """Convert raw rows to inputs of the model.
 
         Args:
@@ -250,13 +249,11 @@ class Preprocessor(
                 parts.append(encoder.is_missing(column)[:, None].astype(np.float64))
         return np.concatenate(parts, axis=1).astype(np.float32)
 
-    def transform_target(self, table: Table) -> NDArray[Any]:
+    def transform_target(self, table: Table) -> AnyArray:
         """Read the targets `[n, ...]` of rows whose target is known; see `Target`."""
         return self.target_spec.read(table, self.target)
 
-    def transform_labelled(
-        self, table: Table, source: str
-    ) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    def transform_labelled(self, table: Table, source: str) -> tuple[NDArray[np.float32], AnyArray]:
         """Convert the rows whose target is known.
 
         Args:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from equipoise.data.federated_dataset import Ints
-from equipoise.data.tabular.columns import Column, concat_columns
+from equipoise.data.tabular.columns import Column, RowIndex, concat_columns
+
+TableLike = Any
+"""A `Table`, a frame of pandas or Arrow, or a mapping of column names to values."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.row_numbers)
 
-    def take(self, rows: Any) -> Table:
+    def take(self, rows: RowIndex) -> Table:
         """Select rows by a slice (views) or by indices (copies)."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         split = None if self.split is None else self.split[rows]

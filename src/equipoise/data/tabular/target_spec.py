@@ -6,12 +6,11 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.federated_dataset import Kind, Target
+from equipoise.data.federated_dataset import AnyArray, Kind, Target
 from equipoise.data.tabular.columns import MISSING_NUMBER_TEXTS, PLAIN_NUMBER, Column, format_number
 from equipoise.data.tabular.config import ColumnConfig, parse_names
 from equipoise.data.tabular.dates import Floats
@@ -21,7 +20,7 @@ from equipoise.data.tabular.table import Table
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.record import Record
 
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+COMPARISONS: dict[str, Callable[[Floats, float], NDArray[np.bool_]]] = {
     ">=": operator.ge,
     "<=": operator.le,
     ">": operator.gt,
@@ -80,7 +79,7 @@ class TargetSpec(Record, frozen=True, tag="Rule", rename={"operator": "sign"}):
             known &= ~np.isnan(read_events(table.columns[self.event]))
         return known
 
-    def read(self, table: Table, target: Target) -> NDArray[Any]:
+    def read(self, table: Table, target: Target) -> AnyArray:
         """Read the targets of rows whose target is known.
 
         Returns:
