@@ -21,9 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.lab.cell import built
-from equipoise.data.cache import cache_folder
 from equipoise.data.datasets.shakespeare import ALPHABET, SHAKESPEARE, WINDOW
-from equipoise.data.sources import load_dataset
+from equipoise.data.sources import cache_folder, load_dataset
 from equipoise.models import MODELS
 from equipoise.models.transformer import CharacterTransformer
 from equipoise.tasks.supervised import ExamplesTask

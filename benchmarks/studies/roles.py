@@ -14,9 +14,8 @@ from benchmarks.lab.tables import spread, table
 from benchmarks.pretraining import base, digest, file_of
 from benchmarks.studies import adapters
 from benchmarks.studies.adapters import SEEDS, TUNED, best, compared, measured
-from equipoise.data.cache import cache_folder
 from equipoise.data.datasets.shakespeare import ALPHABET, SHAKESPEARE, WINDOW
-from equipoise.data.sources import load_dataset
+from equipoise.data.sources import cache_folder, load_dataset
 from equipoise.tasks.shakespeare import ShakespeareConfig, choose_roles
 from equipoise.utils import rng as streams
 

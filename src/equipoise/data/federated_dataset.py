@@ -262,23 +262,45 @@ class Federation(ClientData):
         return digest.hexdigest()
 
 
-class Subset(ClientData):
-    """Some clients of a population, renumbered from 0, with the same server sets."""
+class DelegatingData(ClientData):
+    """A population that answers every question like another one; subclasses change some answers."""
 
-    def __init__(self, whole: ClientData, ids: Ints) -> None:
-        """Select the clients ``ids`` of ``whole``."""
+    def __init__(self, whole: ClientData) -> None:
+        """Take over the facts about the population."""
         self.whole = whole
-        self.ids = ids
-        self.clients = len(ids)
+        self.clients = whole.clients
         self.classes = whole.classes
+        self.names = whole.names
         self.shape = whole.shape
         self.transform = whole.transform
-        self.names = tuple(whole.names[k] for k in ids) if whole.names else ()
 
     @property
     def target(self) -> Target:
         """What is predicted."""
         return self.whole.target
+
+    def split(self, ids: Ints, name: str) -> Split:
+        """Return the split of these clients."""
+        return self.whole.split(ids, name)
+
+    def server(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the server's set."""
+        return self.whole.server(name)
+
+    def has_split(self, name: str) -> bool:
+        """Return whether the population has this split."""
+        return self.whole.has_split(name)
+
+
+class Subset(DelegatingData):
+    """Some clients of a population, renumbered from 0, with the same server sets."""
+
+    def __init__(self, whole: ClientData, ids: Ints) -> None:
+        """Select the clients ``ids`` of ``whole``."""
+        super().__init__(whole)
+        self.ids = ids
+        self.clients = len(ids)
+        self.names = tuple(whole.names[k] for k in ids) if whole.names else ()
 
     def split(self, ids: Ints, name: str) -> Split:
         """Return the split of these clients of the subset."""
@@ -287,14 +309,6 @@ class Subset(ClientData):
     def sizes(self, ids: Ints, name: str) -> Ints:
         """Return the number of rows of these clients of the subset."""
         return self.whole.sizes(self.ids[ids], name)
-
-    def server(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the server's set of the whole population."""
-        return self.whole.server(name)
-
-    def has_split(self, name: str) -> bool:
-        """Return whether the whole population has this split."""
-        return self.whole.has_split(name)
 
     def fingerprint(self) -> str:
         """Return the digest of the whole population."""

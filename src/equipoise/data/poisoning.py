@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.federated_dataset import ClientData, Split, Target
+from equipoise.data.federated_dataset import ClientData, DelegatingData, Split
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
@@ -22,7 +22,7 @@ TRIGGER_SIZE = 3  # pixels a side in an image's corner, or values at the end of 
 TRIGGER_VALUE = 3.0  # of standardised features; images use 255
 
 
-class PoisonedData(ClientData):
+class PoisonedData(DelegatingData):
     """A population in which malicious clients train on poisoned rows; test rows stay clean."""
 
     def __init__(self, inner: ClientData, attack: str, malicious: Ints) -> None:
@@ -41,12 +41,7 @@ class PoisonedData(ClientData):
                 f"attack {attack} changes labels of classes, and this task has none: choose "
                 "another attack"
             )
-        self.inner = inner
-        self.clients = inner.clients
-        self.classes = inner.classes
-        self.names = inner.names
-        self.shape = inner.shape
-        self.transform = inner.transform
+        super().__init__(inner)
         whole = inner.split(np.arange(inner.clients), "train")
         x = whole.x.clone()
         y = whole.y.clone()
@@ -60,25 +55,12 @@ class PoisonedData(ClientData):
                 y[first:last:2] = BACKDOOR_CLASS
         self._train = Split(x, y, whole.start, whole.size)
 
-    @property
-    def target(self) -> Target:
-        """What is predicted."""
-        return self.inner.target
-
     def split(self, ids: Ints, name: str) -> Split:
         """Return a split; only ``train`` is poisoned."""
         if name != "train":
-            return self.inner.split(ids, name)
+            return super().split(ids, name)
         whole = self._train
         return Split(whole.x, whole.y, whole.start[ids], whole.size[ids])
-
-    def server(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the clean server set."""
-        return self.inner.server(name)
-
-    def has_split(self, name: str) -> bool:
-        """Return whether the clean population has this split."""
-        return self.inner.has_split(name)
 
 
 def add_trigger(x: Tensor) -> Tensor:

@@ -1,21 +1,23 @@
 """Split each client's rows into train, validation and test, and the server's into public and test.
 
-The result is a :class:`~equipoise.data.federated_dataset.Federation`.
+The result is a :class:`~equipoise.data.federated_dataset.Federation`. Rows of the user come last:
+there the clients exist already, and the server may have no rows of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.config.schema import Options, option
-from equipoise.data.federated_dataset import AnyArray, Federation, Ints, Target
-from equipoise.data.partition import Partition
-from equipoise.data.transforms import InputTransform
+from equipoise.data.federated_dataset import SPLITS, AnyArray, Federation, Ints, Target
+from equipoise.data.partition import Partition, natural
+from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
 from equipoise.utils.errors import UsageError
 
 Rows = tuple[AnyArray, AnyArray]
@@ -159,3 +161,150 @@ def _to_target(y: AnyArray) -> Tensor:
     """Convert classes to int64 and measurements to float32."""
     dtype = np.float32 if np.issubdtype(y.dtype, np.floating) else np.int64
     return torch.from_numpy(y.astype(dtype))
+
+
+# ------------------------------------------------------------------ rows of the user
+
+
+@dataclass(frozen=True)
+class UserRowShares(Shares):
+    """Shares of the splits where the clients exist already."""
+
+    server_share: float = option(
+        0.1,
+        "share of each client's rows for the server's sets, if the server has none",
+        above=0,
+        below=1,
+    )
+
+
+@dataclass(frozen=True)
+class RowAssignment:
+    """Which rows are used for what.
+
+    Attributes:
+        splits: The rows of each split, by client.
+        server_holdout: Rows of clients that become the server's public and test set.
+    """
+
+    splits: Mapping[str, Partition]
+    server_holdout: Ints
+
+
+@dataclass(frozen=True)
+class UserRows:
+    """All rows and their owners.
+
+    Attributes:
+        x: Inputs `[n, ...]`.
+        y: Targets `[n, ...]`.
+        owner: The client of each row `[n]`, numbered from 0.
+        server: Inputs and targets of the server, if it has rows of its own.
+        num_outputs: The number of classes; 1 where a number is predicted.
+        names: The names of the clients, if they have any.
+        target: The target; classes without names if None.
+    """
+
+    x: AnyArray
+    y: AnyArray
+    owner: Ints
+    server: tuple[AnyArray, AnyArray] | None
+    num_outputs: int
+    names: Sequence[str] = ()
+    target: Target | None = None
+
+    def federate(
+        self, config: UserRowShares, form: InputTransform, rng: np.random.Generator
+    ) -> Federation:
+        """Split the rows of each client and build the federation."""
+        needs_holdout = self.server is None
+        assignment = assign_rows(self.owner, config, rng, needs_holdout, self.names)
+        return self.build(assignment, config, form, rng)
+
+    def build(
+        self,
+        assignment: RowAssignment,
+        config: UserRowShares,
+        form: InputTransform,
+        rng: np.random.Generator,
+    ) -> Federation:
+        """Build the federation from rows that are assigned already."""
+        rows = (self.x, self.y)
+        holdout = assignment.server_holdout
+        server = self.server or (self.x[holdout], self.y[holdout])
+        splits = assignment.splits
+        data = federate(rows, splits, server, config, self.num_outputs, form, rng, self.target)
+        data.names = tuple(self.names)
+        return data
+
+
+def assign_rows(
+    owner: Ints,
+    config: UserRowShares,
+    rng: np.random.Generator,
+    needs_holdout: bool,
+    names: Sequence[str] = (),
+    fixed_splits: Ints | None = None,
+) -> RowAssignment:
+    """Assign each client's rows to its splits, and a share to the server if it has none.
+
+    With `fixed_splits`, the server's share is taken from the training rows, and so is the
+    validation split if no row is assigned to it.
+
+    Args:
+        owner: The client of each row `[n]`.
+        config: Shares of the splits.
+        rng: Draws the order of the rows.
+        needs_holdout: Whether the server has no rows of its own.
+        names: The names of the clients, for errors.
+        fixed_splits: The split of each row as an index of `SPLITS` `[n]`; None to draw them.
+
+    Raises:
+        UsageError: If a client has fewer than `min_rows` rows.
+    """
+    sizes = np.bincount(owner)
+    if (sizes < config.min_rows).any():
+        client = int(np.argmin(sizes))
+        name = f" ('{names[client]}')" if names else ""
+        raise UsageError(
+            f"client {client}{name} has {sizes[client]} rows: min_rows asks for {config.min_rows}"
+        )
+    shuffled = rng.permutation(len(owner))
+    parts = Partition(shuffled[natural(owner[shuffled]).rows], sizes)
+    holdout = np.zeros(0, np.int64)
+    if fixed_splits is None:
+        if needs_holdout:
+            parts, holdout = _take_holdout(parts, config.server_share)
+        return RowAssignment(split_rows(parts, config), holdout)
+    splits = {name: _select(parts, owner, fixed_splits == i) for i, name in enumerate(SPLITS)}
+    if needs_holdout:
+        splits["train"], holdout = _take_holdout(splits["train"], config.server_share)
+    if not splits["val"].sizes.any():
+        del splits["val"]
+        if config.val_share:
+            num_train = splits["train"].sizes
+            num_val = np.maximum(1, np.rint(config.val_share * num_train).astype(np.int64))
+            splits |= cut_rows(splits["train"], {"train": num_train - num_val, "val": num_val})
+    return RowAssignment({name: splits[name] for name in SPLITS if name in splits}, holdout)
+
+
+def _select(parts: Partition, owner: Ints, is_selected: NDArray[np.bool_]) -> Partition:
+    """Select rows, in the order of `parts`."""
+    rows = parts.rows[is_selected[parts.rows]]
+    return Partition(rows, np.bincount(owner[rows], minlength=len(parts.sizes)))
+
+
+def _take_holdout(parts: Partition, share: float) -> tuple[Partition, Ints]:
+    """Take a share of each client's rows, which are in random order, from their beginning."""
+    num_taken = np.maximum(1, np.rint(share * parts.sizes).astype(np.int64))
+    first = np.cumsum(parts.sizes) - parts.sizes
+    place = np.arange(len(parts.rows)) - np.repeat(first, parts.sizes)
+    is_taken = place < np.repeat(num_taken, parts.sizes)
+    return Partition(parts.rows[~is_taken], parts.sizes - num_taken), parts.rows[is_taken]
+
+
+def infer_form(x: AnyArray) -> InputTransform:
+    """Guess the form of samples: uint8 `[H, W, C]` are images, other integers are tokens."""
+    if x.dtype == np.uint8 and x.ndim == 4:
+        return PixelTransform((0.0,) * x.shape[3], (1.0,) * x.shape[3])
+    return TokenTransform() if np.issubdtype(x.dtype, np.integer) else InputTransform()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from equipoise.config.schema import option
 from equipoise.data.federated_dataset import Ints
+from equipoise.data.splits import UserRowShares
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.diagnostics import list_rows, raise_problems
 from equipoise.data.tabular.io import (
@@ -22,13 +23,15 @@ from equipoise.data.tabular.io import (
     split_by_client,
     table_from_values,
 )
-from equipoise.data.tabular.table import ClientTables, Table
-from equipoise.data.user_rows import UserRowShares
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.data.tabular.table import ClientTables, Table, TableLike
+from equipoise.utils.errors import nearest, require
 from equipoise.utils.huggingface import import_library, load_pretrained
 
-END = -1  # what fills a row behind the end of its text
-SAVED = ("dataset_dict.json", "state.json")  # files by which a folder is a data set that was saved
+PADDING = -1  # fills a row behind the end of its text
+SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")  # one of them is in a saved data set
+
+Dataset = Any
+"""A data set of the library `datasets`, or several by the name of their split."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class TextDataConfig(UserRowShares):
 
     data: str = option(
         "",
-        "table or folder of tables (CSV, Parquet), folder of a saved data set, or its name on the Hugging Face hub",
+        "table or folder of tables (CSV, Parquet), folder of a saved data set, or its name on the "
+        "Hugging Face hub",
     )
     split: str = option("train", "split of the data set that clients have, where it has several")
     text: str = option("text", "column of texts")
@@ -55,7 +59,16 @@ class TextDataConfig(UserRowShares):
 
 @dataclass(frozen=True)
 class ClientTexts:
-    """Every row's text and class, whose it is (clients numbered from 0), and the server's, if it has any."""
+    """The texts of all clients.
+
+    Attributes:
+        clients: The names of the clients.
+        owner: The client of each text, numbered from 0 `[n]`.
+        texts: The texts.
+        labels: The class of each text `[n]`.
+        classes: The names of the classes; empty for the next-token loss.
+        server: Texts and classes of the server, if it has any.
+    """
 
     clients: tuple[str, ...]
     owner: Ints
@@ -65,139 +78,144 @@ class ClientTexts:
     server: tuple[list[str], Ints] | None
 
 
-def read_texts(choices: TextDataConfig) -> ClientTexts:
-    """From whatever ``--data`` names."""
-    if not choices.data:
-        raise UsageError(
-            "task 'text' needs --data: a table, a folder of tables or of a data set, or a name on the hub"
-        )
-    path, client = Path(choices.data).expanduser(), choices.client_column
-    if path.is_file() or (path.is_dir() and not any((path / name).is_file() for name in SAVED)):
-        return texts_from_tables(
-            read_tables(path, client, TableConfig(target=choices.target)), choices
-        )
-    if path.suffix.lower() in READERS:  # no name on the hub ends so
-        raise UsageError(
-            f"there is no table '{choices.data}': give an existing file or folder, see --data"
-        )
-    return texts_from_tables(_by_client(_data_set(choices), choices.data, choices), choices)
+def read_texts(config: TextDataConfig) -> ClientTexts:
+    """Read the texts that `--data` names: tables, a saved data set, or one of the hub.
 
-
-def texts_from_python(data: Any, choices: TextDataConfig) -> ClientTexts:
-    """From a data set, a pandas or Arrow table, or a table for each client's name."""
-    if isinstance(data, Mapping) and not _has_splits(data) and all(map(_is_table, data.values())):
-        named = {
-            str(name): table_from_values(_plain(table, choices.target), f"client '{name}'")
-            for name, table in data.items()
-        }
-        server = named.pop(SERVER, None)
-        return texts_from_tables(
-            align_tables(ClientTables(named, server), TableConfig(target=choices.target)), choices
-        )
-    return texts_from_tables(_by_client(_split(data, choices), "the data", choices), choices)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "column_names")
-
-
-def _has_splits(data: Any) -> bool:
-    """Whether it is what the library calls a dictionary of data sets."""
-    return isinstance(data, Mapping) and hasattr(data, "save_to_disk")
-
-
-def _by_client(data: Any, source: str, choices: TextDataConfig) -> ClientTables:
-    client = choices.client_column
-    table = table_from_values(_plain(data, choices.target), source, client)
-    tables, diagnostics = split_by_client(table, client, source)
-    raise_problems(diagnostics, tables.source)
-    return tables
-
-
-def _data_set(choices: TextDataConfig) -> Any:
+    Raises:
+        UsageError: If they cannot be read.
+    """
+    require(
+        bool(config.data),
+        "task 'text' needs --data: a table, a folder of tables or of a data set, or a name on the "
+        "hub",
+    )
+    path = Path(config.data).expanduser()
+    is_saved_dataset = any((path / name).is_file() for name in SAVED_DATASET_FILES)
+    if path.is_file() or (path.is_dir() and not is_saved_dataset):
+        tables = read_tables(path, config.client_column, TableConfig(target=config.target))
+        return texts_from_tables(tables, config)
+    require(
+        path.suffix.lower() not in READERS,  # no name on the hub ends so
+        f"there is no table '{config.data}': give an existing file or folder, see --data",
+    )
     datasets = import_library("datasets", "a data set that is no table")
 
-    def load(place: str) -> Any:
+    def load(place: str) -> Dataset:
         if Path(place).is_dir():
             return datasets.load_from_disk(place)
         return datasets.load_dataset(place)
 
-    return _split(load_pretrained("the data set", choices.data, load), choices)
+    data = load_pretrained("the data set", config.data, load)
+    return _texts_from_one_table(data, config.data, config)
 
 
-def _split(data: Any, choices: TextDataConfig) -> Any:
-    """One split of a data set that has several."""
-    if not _has_splits(data):
-        return data
-    if choices.split not in data:
-        raise UsageError(
-            f"the data set has no split '{choices.split}': it has {', '.join(data)}; see --split"
+def texts_from_python(data: Dataset | TableLike, config: TextDataConfig) -> ClientTexts:
+    """Convert texts in Python.
+
+    Args:
+        data: A data set, a pandas or Arrow table, or a table for each client's name.
+        config: Which columns are used.
+    """
+    is_mapping = isinstance(data, Mapping) and not _has_splits(data)
+    if not is_mapping or not all(map(_is_table, data.values())):
+        return _texts_from_one_table(data, "the data", config)
+    clients = {
+        str(name): table_from_values(_to_table(table, config.target), f"client '{name}'")
+        for name, table in data.items()
+    }
+    tables = ClientTables(clients, clients.pop(SERVER, None))
+    return texts_from_tables(align_tables(tables, TableConfig(target=config.target)), config)
+
+
+def _texts_from_one_table(data: Dataset, source: str, config: TextDataConfig) -> ClientTexts:
+    """Read a table, or one split of a data set, that has a column of clients."""
+    if _has_splits(data):
+        require(
+            config.split in data,
+            f"the data set has no split '{config.split}': it has {', '.join(data)}; see --split",
         )
-    return data[choices.split]
+        data = data[config.split]
+    table = table_from_values(_to_table(data, config.target), source, config.client_column)
+    tables, diagnostics = split_by_client(table, config.client_column, source)
+    raise_problems(diagnostics, tables.source)
+    return texts_from_tables(tables, config)
 
 
-def _plain(data: Any, target: str) -> Any:
-    """A data set of the library as an Arrow table, its classes by their names."""
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "column_names")
+
+
+def _has_splits(data: object) -> bool:
+    """Whether it is a `datasets.DatasetDict`."""
+    return isinstance(data, Mapping) and hasattr(data, "save_to_disk")
+
+
+def _to_table(data: Dataset | TableLike, target: str) -> TableLike:
+    """Convert a data set to an Arrow table with the names of its classes."""
     if not hasattr(data, "with_format"):
         return data
     names = getattr(data.features.get(target), "names", None)
     table = data.with_format("arrow")[:]
     if names is None:
         return table
-    place = table.column_names.index(target)
-    called = [None if code is None else names[code] for code in table.column(target).to_pylist()]
-    return table.set_column(place, target, [called])
+    codes = table.column(target).to_pylist()
+    labels = [None if code is None else names[code] for code in codes]
+    return table.set_column(table.column_names.index(target), target, [labels])
 
 
-def texts_from_tables(tables: ClientTables, choices: TextDataConfig) -> ClientTexts:
-    """The columns that are learned from; texts or classes that are missing are refused."""
-    named = choices.kind == "classification"
-    texts, labels = [], []
-    everybody = [
-        *tables.clients.items(),
-        *([] if tables.server is None else [(SERVER, tables.server)]),
-    ]
-    for owner, table in everybody:
+def texts_from_tables(tables: ClientTables, config: TextDataConfig) -> ClientTexts:
+    """Select the columns of texts and classes.
+
+    Raises:
+        UsageError: If a text or class is missing, or there is one class only.
+    """
+    has_classes = config.kind == "classification"
+    owners = dict(tables.clients)
+    if tables.server is not None:
+        owners[SERVER] = tables.server
+    texts: list[list[str]] = []
+    labels: list[list[str]] = []
+    for owner, table in owners.items():
         where = f"{tables.source}, '{owner}'" if len(tables.clients) > 1 else tables.source
-        texts.append(_cells(table, choices.text, "--text", where))
-        labels.append(
-            _cells(table, choices.target, "--target", where) if named else [""] * len(table)
-        )
-    classes = sorted({label for own in labels for label in own}, key=_in_order)
-    if named and len(classes) < 2:
-        raise UsageError(
-            f"{tables.source}: column '{choices.target}' has one class only, {classes[0]!r}: see --target"
-        )
-    place = {label: code for code, label in enumerate(classes)}
-    codes = [np.array([place[label] for label in own], np.int64) for own in labels]
-    clients = len(tables.clients)
+        texts.append(_cells(table, config.text, "--text", where))
+        if has_classes:
+            labels.append(_cells(table, config.target, "--target", where))
+        else:
+            labels.append([""] * len(table))
+    classes = sorted({label for own in labels for label in own}, key=_sort_key)
+    require(
+        not has_classes or len(classes) >= 2,
+        f"{tables.source}: column '{config.target}' has one class only, "
+        f"{classes[0]!r}: see --target",
+    )
+    code_of_class = {label: code for code, label in enumerate(classes)}
+    codes = [np.array([code_of_class[label] for label in own], np.int64) for own in labels]
+    num_clients = len(tables.clients)
     return ClientTexts(
-        tables.names,
-        np.repeat(np.arange(clients), [len(own) for own in texts[:clients]]),
-        [text for own in texts[:clients] for text in own],
-        np.concatenate(codes[:clients]),
-        tuple(classes) if named else (),
-        (texts[-1], codes[-1]) if tables.server is not None else None,
+        clients=tables.names,
+        owner=np.repeat(np.arange(num_clients), [len(own) for own in texts[:num_clients]]),
+        texts=[text for own in texts[:num_clients] for text in own],
+        labels=np.concatenate(codes[:num_clients]),
+        classes=tuple(classes) if has_classes else (),
+        server=None if tables.server is None else (texts[-1], codes[-1]),
     )
 
 
 def _cells(table: Table, column: str, option: str, where: str) -> list[str]:
-    if column not in table.columns:
-        has = ", ".join(map(repr, table.columns))
-        raise UsageError(
-            f"{where} has no column '{column}'{nearest(column, table.columns)}: see {option} (it has {has})"
-        )
-    codes, names = table.columns[column].labels
-    if (codes < 0).any():
-        rows = list_rows(table.row_numbers[codes < 0].tolist())
-        raise UsageError(
-            f"{where}: column '{column}' is empty in {rows}: fill it, or remove these rows"
-        )
-    return [names[code] for code in codes]
+    """Return the cells of a column as texts; missing ones are refused."""
+    names = ", ".join(map(repr, table.columns))
+    suggestion = nearest(column, table.columns)
+    message = f"{where} has no column '{column}'{suggestion}: see {option} (it has {names})"
+    require(column in table.columns, message)
+    codes, labels = table.columns[column].labels
+    rows = list_rows(table.row_numbers[codes < 0].tolist())
+    message = f"{where}: column '{column}' is empty in {rows}: fill it, or remove these rows"
+    require(bool((codes >= 0).all()), message)
+    return [labels[code] for code in codes]
 
 
-def _in_order(label: str) -> tuple[float, str]:
-    """Numbers by their value, then words."""
+def _sort_key(label: str) -> tuple[float, str]:
+    """Sort numbers by their value, then words."""
     try:
         return float(label), label
     except ValueError:
@@ -208,55 +226,75 @@ class Tokenizer:
     """The tokenizer that belongs to a pretrained model."""
 
     def __init__(self, name: str) -> None:
+        """Load the tokenizer of this folder or name on the hub."""
         transformers = import_library("transformers", "task 'text'")
         self.name = name
-        self._cut: Any = load_pretrained(
-            "the tokenizer of", name, transformers.AutoTokenizer.from_pretrained
-        )
+        load = transformers.AutoTokenizer.from_pretrained
+        self._tokenize = load_pretrained("the tokenizer of", name, load)
 
     def rows(self, texts: list[str], length: int) -> NDArray[np.int32]:
-        """Tokens ``[n, T]``, filled up with -1, where T is the longest text's and ``length`` at most."""
-        found = self._cut(texts, truncation=True, max_length=length)["input_ids"]
-        if not any(found):
-            raise UsageError(
-                f"there is no tokenizer in '{self.name}' that makes anything of these texts: save the model's there by "
-                "tokenizer.save_pretrained"
-            )
-        if empty := [text for text, tokens in zip(texts, found, strict=True) if not tokens]:
-            raise UsageError(
-                f"the tokenizer in '{self.name}' makes nothing of the text {empty[0]!r}: remove such rows"
-            )
-        rows = np.full((len(found), max(2, max(map(len, found)))), END, np.int32)
-        for row, tokens in zip(rows, found, strict=True):
-            row[: len(tokens)] = tokens
+        """Convert texts to tokens.
+
+        Args:
+            texts: The texts.
+            length: The largest number of tokens of a row.
+
+        Returns:
+            Tokens `[n, T]`, filled up with -1, where T is the length of the longest row.
+
+        Raises:
+            UsageError: If a text gives no token.
+        """
+        tokens = self._tokenize(texts, truncation=True, max_length=length)["input_ids"]
+        require(
+            any(tokens),
+            f"there is no tokenizer in '{self.name}' that makes anything of these texts: save the "
+            "model's there by tokenizer.save_pretrained",
+        )
+        rows = np.full((len(tokens), max(2, max(map(len, tokens)))), PADDING, np.int32)
+        for row, own, text in zip(rows, tokens, texts, strict=True):
+            if not own:
+                raise UsageError(
+                    f"the tokenizer in '{self.name}' makes nothing of the text {text!r}: "
+                    "remove such rows"
+                )
+            row[: len(own)] = own
         return rows
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """New texts as the rows that a run's model takes."""
+    """Converts new texts to the rows that the model of a run takes.
+
+    Attributes:
+        column: The column of texts.
+        pretrained: The model whose tokenizer is used.
+        length: The number of tokens of a row.
+    """
 
     column: str
     pretrained: str
     length: int
 
-    def rows(self, texts: Any) -> NDArray[np.int32]:
-        """Of a sequence of texts, or of a table with the run's column of texts."""
-        if isinstance(texts, str):
-            raise UsageError("one text was given: give a list of texts, or a table")
+    def rows(self, texts: TableLike | Iterable[str]) -> NDArray[np.int32]:
+        """Convert a sequence of texts, or a table with the run's column of texts `[n, length]`.
+
+        Raises:
+            UsageError: If these are no texts.
+        """
+        require(not isinstance(texts, str), "one text was given: give a list of texts, or a table")
         if isinstance(texts, Table) or _is_table(texts):
-            texts = _cells(
-                table_from_values(texts, "the table of rows"),
-                self.column,
-                "the run's --text",
-                "the table of rows",
-            )
+            source = "the table of rows"
+            table = table_from_values(texts, source)
+            texts = _cells(table, self.column, "the run's --text", source)
         texts = list(texts)
-        if odd := [text for text in texts if not isinstance(text, str)]:
-            raise UsageError(
-                f"{odd[0]!r} is no text: give a list of texts, or a table with a column '{self.column}'"
-            )
-        found = Tokenizer(self.pretrained).rows(texts, self.length)
-        wide = np.full((len(found), self.length), END, np.int32)
-        wide[:, : found.shape[1]] = found
-        return wide
+        not_text = next((text for text in texts if not isinstance(text, str)), "")
+        require(
+            isinstance(not_text, str),
+            f"{not_text!r} is no text: give a list of texts, or a table with a column "
+            f"'{self.column}'",
+        )
+        tokens = Tokenizer(self.pretrained).rows(texts, self.length)
+        rows = np.full((len(tokens), self.length), PADDING, np.int32)
+        rows[:, : tokens.shape[1]] = tokens
+        return rows

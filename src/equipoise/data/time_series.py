@@ -8,57 +8,72 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from operator import add
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from equipoise.data.federated_dataset import Federation, Ints, Target
+from equipoise.data.federated_dataset import SPLITS, AnyArray, Federation, Ints, Target
 from equipoise.data.splits import client_splits
 from equipoise.data.tabular.columns import format_number
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.statistics import moments
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, nearest, require
 from equipoise.utils.record import Record, from_json, to_json
 
-SPLITS = ("train", "val", "test")
+Windows = NDArray[np.float32]
+"""Windows ``[n, channels, window]``."""
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Steps:
-    """``steps [sum of length, channels]`` is one recording after the other."""
+    """Recordings without owners and classes.
+
+    Attributes:
+        steps: One recording after the other ``[sum of length, channels]``.
+        length: The number of steps of each recording.
+    """
 
     steps: NDArray[np.float32]
     length: Ints
 
-    def windows(self, recording: int, window: int) -> NDArray[np.float32]:
-        """Windows ``[n, channels, window]`` of one recording, each half over the one before."""
+    def windows(self, recording: int, window: int) -> Windows:
+        """Cut one recording into windows ``[n, channels, window]``, each half over the last."""
         first = int(self.length[:recording].sum())
-        steps = self.steps[first : first + int(self.length[recording])]
-        return np.stack(
-            [steps[start : start + window].T for start in self.starts(recording, window)]
-        )
+        starts = first + self.starts(recording, window)
+        return np.stack([self.steps[start : start + window].T for start in starts])
 
     def starts(self, recording: int, window: int) -> Ints:
-        """The first step of each window."""
+        """Return the first step of each window of one recording."""
         return np.arange(0, int(self.length[recording]) - window + 1, max(1, window // 2))
 
     def check_length(self, window: int) -> None:
-        """Refuse recordings that are shorter than a window."""
-        short = np.flatnonzero(self.length < window)
-        if len(short):
-            raise UsageError(
-                f"recording {short[0]} has {self.length[short[0]]} steps: a window of {window} is longer"
-            )
+        """Refuse recordings that are shorter than a window.
+
+        Raises:
+            UsageError: If there is one.
+        """
+        shortest = int(np.argmax(self.length < window))
+        length = self.length[shortest]
+        message = f"recording {shortest} has {length} steps: a window of {window} is longer"
+        require(length >= window, message)
 
 
 @dataclass(frozen=True)
 class Recordings(Steps):
-    """The same; each recording has an owner and a class."""
+    """Recordings with owners and classes.
+
+    Attributes:
+        owner: The client of each recording.
+        y: The class of each recording.
+        names: The names of the clients.
+        classes: The names of the classes.
+        target: The name of the target.
+    """
 
     owner: Ints
     y: Ints
@@ -68,7 +83,14 @@ class Recordings(Steps):
 
 
 class WindowTransform(Record, frozen=True):
-    """How recordings become a model's input: the steps of a window, and each channel's shift and scale."""
+    """How recordings become inputs of a model.
+
+    Attributes:
+        version: The version of the file format.
+        window: The number of steps of a window.
+        mean: The value that is subtracted from each channel.
+        scale: The value that each channel is divided by.
+    """
 
     version: int
     window: int
@@ -77,30 +99,36 @@ class WindowTransform(Record, frozen=True):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """A window's numbers have no names."""
+        """The names of inputs; those of windows have none."""
         return ()
 
-    def prepare(self, windows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Raw windows ``[n, channels, window]`` as the model takes them."""
-        if windows.shape[1:] != (len(self.mean), self.window):
-            raise UsageError(
-                f"the windows have shape {windows.shape[1:]}, the model takes {len(self.mean)} channels of "
-                f"{self.window} steps"
-            )
-        mean, scale = (np.array(values, np.float32)[:, None] for values in (self.mean, self.scale))
-        prepared: NDArray[np.float32] = (windows - mean) / scale
+    def prepare(self, windows: Windows) -> Windows:
+        """Standardise raw windows ``[n, channels, window]``.
+
+        Raises:
+            UsageError: If they have other channels or steps.
+        """
+        shape = (len(self.mean), self.window)
+        require(
+            windows.shape[1:] == shape,
+            f"the windows have shape {windows.shape[1:]}, the model takes {shape[0]} channels of "
+            f"{shape[1]} steps",
+        )
+        mean = np.array(self.mean, np.float32)[:, None]
+        prepared: Windows = (windows - mean) / np.array(self.scale, np.float32)[:, None]
         return prepared
 
-    def cut_windows(self, steps: Steps) -> tuple[NDArray[np.float32], Ints, Ints]:
-        """All windows of new recordings; of each, its recording and its first step there."""
+    def cut_windows(self, steps: Steps) -> tuple[Windows, Ints, Ints]:
+        """Cut new recordings into windows.
+
+        Returns:
+            All windows, and the recording and the first step of each.
+        """
         steps.check_length(self.window)
-        each = [steps.starts(k, self.window) for k in range(len(steps.length))]
-        windows = np.concatenate([steps.windows(k, self.window) for k in range(len(each))])
-        return (
-            windows,
-            np.repeat(np.arange(len(each)), [len(starts) for starts in each]),
-            np.concatenate(each),
-        )
+        recordings = range(len(steps.length))
+        starts = [steps.starts(k, self.window) for k in recordings]
+        windows = np.concatenate([steps.windows(k, self.window) for k in recordings])
+        return windows, np.repeat(recordings, list(map(len, starts))), np.concatenate(starts)
 
     def to_json(self) -> str:
         """Return the content of `preparation.json`."""
@@ -108,165 +136,186 @@ class WindowTransform(Record, frozen=True):
 
     @staticmethod
     def from_json(text: str, source: str) -> WindowTransform:
-        """The inverse of :meth:`write`."""
+        """Read the result of `to_json`; `source` is its name in errors."""
         return from_json(WindowTransform, text, source)
 
 
 @dataclass(frozen=True)
 class FederatedRecordings:
-    """Recordings, made ready to learn from."""
+    """Recordings that are ready for training.
+
+    Attributes:
+        data: The federation.
+        preprocessor: How recordings became its inputs.
+        upload_bytes: Bytes of the moments that all clients sent before round 1.
+        download_bytes: Bytes of the preprocessor, once for each client.
+    """
 
     data: Federation
     preprocessor: WindowTransform
     upload_bytes: int
-    """Bytes that the exchange before round 1 took: moments of each channel, of all clients."""
     download_bytes: int
 
 
 def read_recordings(path: Path, client: str, target: str) -> Recordings:
-    """A NumPy archive: ``x``, ``length``, and for each recording its client and its target (named by ``TARGETs``)."""
-    arrays = _arrays(path, client, target)
+    """Read a NumPy archive of recordings.
+
+    Args:
+        path: The archive, with the arrays ``x`` (steps) and ``length``.
+        client: The array with the client of each recording.
+        target: The array with the class of each; the array of this name and ``s`` names classes.
+
+    Raises:
+        UsageError: If the archive cannot be read.
+    """
+    arrays = _load_arrays(path, client, target)
     steps = steps_from_arrays(arrays, f"'{path}'")
-    if any(len(arrays[name]) != len(steps.length) for name in (client, target)):
-        raise UsageError(f"'{path}' must have one entry per recording in '{client}' and '{target}'")
-    who, owner = np.unique(arrays[client], return_inverse=True)
-    found, y = np.unique(arrays[target], return_inverse=True)
-    given = arrays.get(f"{target}s")
-    named = (
-        given is not None
-        and found.dtype.kind in "iu"
-        and found.min() >= 0
-        and found.max() < len(given)
+    require(
+        len(arrays[client]) == len(arrays[target]) == len(steps.length),
+        f"'{path}' must have one entry per recording in '{client}' and '{target}'",
     )
-    classes = (
-        [str(given[v]) for v in found]
-        if named and given is not None
-        else [_name(v) for v in found.tolist()]
-    )
-    return Recordings(
-        steps.steps,
-        steps.length,
-        owner,
-        y,
-        tuple(_name(v) for v in who.tolist()),
-        tuple(classes),
-        target,
-    )
+    clients, owner = np.unique(arrays[client], return_inverse=True)
+    classes, y = np.unique(arrays[target], return_inverse=True)
+    class_names = arrays.get(f"{target}s")
+    if class_names is not None and classes.dtype.kind in "iu":
+        is_index = (classes >= 0) & (classes < len(class_names))
+        classes = class_names[classes] if is_index.all() else classes
+    return Recordings(steps.steps, steps.length, owner, y, _names(clients), _names(classes), target)
 
 
 def read_steps(path: Path) -> Steps:
-    """New recordings, of which nobody says whose and what they are."""
-    return steps_from_arrays(_arrays(path), f"'{path}'")
+    """Read new recordings, without owners and classes."""
+    return steps_from_arrays(_load_arrays(path), f"'{path}'")
 
 
-def steps_from_arrays(arrays: Mapping[str, Any], where: str) -> Steps:
-    """``x`` and ``length``, checked."""
-    length, x = (
-        np.asarray(arrays["length"]).astype(np.int64),
-        np.asarray(arrays["x"]).astype(np.float32),
+def steps_from_arrays(arrays: Mapping[str, ArrayLike], where: str) -> Steps:
+    """Check and convert the arrays ``x`` and ``length``; `where` is their name in errors."""
+    length = np.asarray(arrays["length"]).astype(np.int64)
+    x = np.asarray(arrays["x"]).astype(np.float32)
+    require(
+        x.ndim == 2 and length.ndim == 1 and int(length.sum()) == len(x),
+        f"{where} must have steps x [n, channels], and lengths that add up to n",
     )
-    if x.ndim != 2 or length.ndim != 1 or int(length.sum()) != len(x):
-        raise UsageError(f"{where} must have steps x [n, channels], and lengths that add up to n")
-    if not np.isfinite(x).all():
-        raise UsageError(
-            f"step {int(np.argmin(np.isfinite(x).all(1)))} of {where} holds NaN or infinity: clean it"
-        )
+    is_finite = np.isfinite(x).all(1)
+    message = f"step {np.argmin(is_finite)} of {where} holds NaN or infinity: clean it"
+    require(bool(is_finite.all()), message)
     return Steps(x, length)
 
 
-def _arrays(path: Path, *more: str) -> dict[str, NDArray[Any]]:
+def _load_arrays(path: Path, *more: str) -> dict[str, AnyArray]:
+    """Load an archive that has the arrays ``x``, ``length`` and others."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
+            arrays: dict[str, AnyArray] = {name: file[name] for name in file.files}
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}") from error
     for name in ("x", "length", *more):
-        if name not in arrays:
-            raise UsageError(
-                f"'{path}' has no array '{name}'{nearest(name, arrays)}: it has {', '.join(arrays)}"
-            )
+        suggestion = nearest(name, arrays)
+        message = f"'{path}' has no array '{name}'{suggestion}: it has {', '.join(arrays)}"
+        require(name in arrays, message)
     return arrays
 
 
 def federate_recordings(
     recordings: Recordings, window: int, config: TableConfig, rng: np.random.Generator
 ) -> FederatedRecordings:
-    """Whole recordings are dealt to splits; channels are standardised by the training windows of all clients."""
-    if config.standardise == "client":
-        raise UsageError(
-            "recordings are standardised by the federation, or not at all (standardise none)"
-        )
-    recordings.check_length(window)
-    chosen: dict[str, list[list[int]]] = {name: [] for name in (*SPLITS, "server")}
-    for k, name in enumerate(recordings.names):
-        mine = rng.permutation(np.flatnonzero(recordings.owner == k))
-        lent = max(1, round(config.server_share * len(mine)))
-        if len(mine) - lent < len(SPLITS):
-            raise UsageError(
-                f"client '{name}' has {len(mine)} recordings: it needs {len(SPLITS) + 1}, one for each split"
-            )
-        chosen["server"].append(mine[:lent].tolist())
-        start = lent
-        for split, sizes in client_splits(np.array([len(mine) - lent]), config).items():
-            chosen[split].append(mine[start : start + int(sizes[0])].tolist())
-            start += int(sizes[0])
-    cut = {
-        split: [_cut(recordings, part, window) for part in parts]
-        for split, parts in chosen.items()
-        if parts
-    }
-    by_server = config.preprocess_from == "server"
-    preprocessor, up = _standardised(
-        cut["server" if by_server else "train"], window, config.standardise != "none"
-    )
+    """Assign whole recordings to splits, and standardise channels by the training windows.
 
-    def joined(parts: list[tuple[NDArray[np.float32], Ints]]) -> tuple[Tensor, Tensor]:
-        x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    Args:
+        recordings: The recordings of all clients.
+        window: The number of steps of a window.
+        config: Shares of the splits, and how to standardise.
+        rng: Draws the splits.
+
+    Raises:
+        UsageError: If recordings are too few or too short.
+    """
+    require(
+        config.standardise != "client",
+        "recordings are standardised by the federation, or not at all (standardise none)",
+    )
+    recordings.check_length(window)
+    rows: dict[str, list[tuple[Windows, Ints]]] = {}
+    for client in range(len(recordings.names)):
+        for split, members in _split_client(recordings, client, config, rng).items():
+            rows.setdefault(split, []).append(_cut(recordings, members, window))
+    by_server = config.preprocess_from == "server"
+    fitted_rows = rows["server" if by_server else "train"]
+    preprocessor, upload_bytes = _fit(fitted_rows, window, config.standardise != "none")
+
+    def join(parts: list[tuple[Windows, Ints]]) -> tuple[Tensor, Tensor]:
+        x = np.concatenate([x for x, _ in parts])
+        y = np.concatenate([y for _, y in parts])
         return torch.from_numpy(preprocessor.prepare(x)), torch.from_numpy(y)
 
     splits = {
-        name: (*joined(cut[name]), np.array([len(y) for _, y in cut[name]]))
+        name: (*join(rows[name]), np.array([len(y) for _, y in rows[name]]))
         for name in SPLITS
-        if name in cut
+        if name in rows
     }
-    public = max(
-        1, round(config.public_share * len(cut["server"]))
-    )  # whole clients, so whole recordings
-    if public >= len(cut["server"]):
-        raise UsageError(
-            "recordings need at least two clients: one's are the server's public set, the rest its test set"
-        )
-    server = {"public": joined(cut["server"][:public]), "test": joined(cut["server"][public:])}
+    # Whole clients, and so whole recordings.
+    num_public = max(1, round(config.public_share * len(rows["server"])))
+    require(
+        num_public < len(rows["server"]),
+        "recordings need at least two clients: one's are the server's public set, "
+        "the rest its test set",
+    )
+    server = {
+        "public": join(rows["server"][:num_public]),
+        "test": join(rows["server"][num_public:]),
+    }
     target = Target("classification", recordings.target, recordings.classes)
     data = Federation(splits, server, len(recordings.classes), None, target)
     data.names = recordings.names
-    down = len(preprocessor.to_json().encode()) * len(recordings.names)
-    return FederatedRecordings(data, preprocessor, 0 if by_server else up, down)
+    download_bytes = len(preprocessor.to_json().encode()) * len(recordings.names)
+    return FederatedRecordings(data, preprocessor, 0 if by_server else upload_bytes, download_bytes)
 
 
-def _standardised(
-    train: list[tuple[NDArray[np.float32], Ints]], window: int, standardise: bool
+def _split_client(
+    recordings: Recordings, client: int, config: TableConfig, rng: np.random.Generator
+) -> dict[str, Ints]:
+    """Assign the recordings of a client to its splits and to the server."""
+    members = rng.permutation(np.flatnonzero(recordings.owner == client))
+    num_server = max(1, round(config.server_share * len(members)))
+    num_own = len(members) - num_server
+    require(
+        num_own >= len(SPLITS),
+        f"client '{recordings.names[client]}' has {len(members)} recordings: "
+        f"it needs {len(SPLITS) + 1}, one for each split",
+    )
+    sizes = client_splits(np.array([num_own]), config)
+    ends = num_server + np.cumsum([size[0] for size in sizes.values()])
+    parts = np.split(members, [num_server, *ends[:-1]])
+    return dict(zip(("server", *sizes), parts, strict=True))
+
+
+def _fit(
+    train: list[tuple[Windows, Ints]], window: int, standardise: bool
 ) -> tuple[WindowTransform, int]:
-    """By every client's moments of its channels; and the bytes that these took, if they were told."""
-    channels = train[0][0].shape[1]
+    """Fit the transform to each client's moments; also return the bytes of these."""
+    num_channels = train[0][0].shape[1]
     if not standardise:
-        return WindowTransform(VERSION, window, (0.0,) * channels, (1.0,) * channels), 0
-    told = [
-        tuple(moments(x[:, c].ravel().astype(np.float64)) for c in range(channels))
+        mean = (0.0,) * num_channels
+        return WindowTransform(VERSION, window, mean, (1.0,) * num_channels), 0
+    messages = [
+        tuple(moments(x[:, channel].ravel().astype(np.float64)) for channel in range(num_channels))
         for x, _ in train
     ]
-    about = [reduce(lambda a, b: a + b, each) for each in zip(*told, strict=True)]
-    mean = tuple(float(np.float32(m.mean)) for m in about)
-    scale = tuple(float(np.float32(m.std or 1.0)) for m in about)
-    return WindowTransform(VERSION, window, mean, scale), sum(
-        len(to_json(each).encode()) for each in told
-    )
+    merged = [reduce(add, channel) for channel in zip(*messages, strict=True)]
+    mean = tuple(float(np.float32(channel.mean)) for channel in merged)
+    scale = tuple(float(np.float32(channel.std or 1.0)) for channel in merged)
+    upload_bytes = sum(len(to_json(message).encode()) for message in messages)
+    return WindowTransform(VERSION, window, mean, scale), upload_bytes
 
 
-def _cut(recordings: Recordings, part: list[int], window: int) -> tuple[NDArray[np.float32], Ints]:
-    each = [recordings.windows(recording, window) for recording in part]
-    return np.concatenate(each), np.repeat(recordings.y[part], [len(windows) for windows in each])
+def _cut(recordings: Recordings, members: Ints, window: int) -> tuple[Windows, Ints]:
+    """Cut some recordings into windows with their classes."""
+    windows = [recordings.windows(recording, window) for recording in members.tolist()]
+    return np.concatenate(windows), np.repeat(recordings.y[members], list(map(len, windows)))
 
 
-def _name(value: Any) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)
+def _names(values: AnyArray) -> tuple[str, ...]:
+    """Convert values to names: 3, not 3.0."""
+    if values.dtype.kind == "f":
+        return tuple(map(format_number, values.tolist()))
+    return tuple(map(str, values.tolist()))

@@ -12,7 +12,6 @@ import numpy as np
 
 from equipoise.config.schema import with_default
 from equipoise.core import Task, TrainingConfig, option
-from equipoise.data.cache import Arrays
 from equipoise.data.datasets.images import (
     CIFAR10_LAYOUT,
     CIFAR10_SOURCE,
@@ -25,7 +24,7 @@ from equipoise.data.datasets.images import (
 )
 from equipoise.data.partition import PARTITIONS, Partition
 from equipoise.data.scenarios import SCENARIOS, make_scenario
-from equipoise.data.sources import DatasetSource, load_dataset
+from equipoise.data.sources import Arrays, DatasetSource, load_dataset
 from equipoise.data.splits import SplitConfig, federate, split_rows
 from equipoise.data.transforms import PixelTransform
 from equipoise.models import MODELS

@@ -9,9 +9,9 @@ import numpy as np
 
 from equipoise.core import Task, TrainingConfig, option
 from equipoise.data.federated_dataset import Target
+from equipoise.data.splits import UserRows
 from equipoise.data.text import ClientTexts, TextDataConfig, Tokenizer, read_texts
 from equipoise.data.transforms import TokenTransform
-from equipoise.data.user_rows import UserRows
 from equipoise.models import huggingface
 from equipoise.tasks import TaskSpec, tables
 from equipoise.tasks.supervised import ExamplesTask

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.cache import Arrays
-from equipoise.data.sources import DatasetFiles, DatasetSource, HubData, import_extra
+from equipoise.data.sources import Arrays, DatasetFiles, DatasetSource, HubData, import_extra
 from equipoise.utils.errors import UsageError, require
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.cache import Arrays
-from equipoise.data.sources import DatasetFiles, DatasetSource
+from equipoise.data.sources import Arrays, DatasetFiles, DatasetSource
 from equipoise.utils.errors import UsageError
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from equipoise.config.schema import Options, option
 from equipoise.data.federated_dataset import KINDS
-from equipoise.data.user_rows import UserRowShares
+from equipoise.data.splits import UserRowShares
 from equipoise.utils.errors import UsageError
 
 

@@ -89,7 +89,8 @@ def _decode(data: bytes, path: Path, encoding: str = "utf-8") -> str:
         near = data[max(0, error.start - 8) : error.start + 8].decode("cp1252", "replace")
         raise UsageError(
             f"'{path}' cannot be read: it is not UTF-8 in row {row} "
-            f"(near '{near.partition(chr(10))[0].strip()}' if it is of Windows): save it as CSV UTF-8"
+            f"(near '{near.partition(chr(10))[0].strip()}' if it is of Windows): "
+            "save it as CSV UTF-8"
         ) from error
 
 

@@ -39,7 +39,7 @@ everywhere, so a dot never separates a month that comes first.
 """
 FORMATS = tuple(PATTERNS)
 OTHER_ISO = r"^[0-9]{4}-?(W[0-9]{2}|[0-9]{2}-?[0-9]{2})"
-"""The start of the rarer forms of ISO 8601: fractions of a second, time zones, weeks, no hyphens."""
+"""The start of rarer forms of ISO 8601: fractions of a second, time zones, weeks, no hyphens."""
 
 
 def parse_days(texts: ArrowArray, date_format: str) -> Floats:

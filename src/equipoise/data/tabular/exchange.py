@@ -187,7 +187,8 @@ def merge_messages(
     """
     if config.standardise == "client":
         raise UsageError(
-            "standardise is 'client': sites that are apart are standardised by the federation, or not"
+            "standardise is 'client': "
+            "sites that are apart are standardised by the federation, or not"
         )
     messages = [from_json(ClientStatistics, text, source) for source, text in texts.items()]
     columns = [column.name for column in (*messages[0].columns, *messages[0].target)]

@@ -63,7 +63,8 @@ def scan_tables(
         tables, diagnostics = split_by_client(table, client_column, f"'{path}'")
     else:
         raise UsageError(
-            f"there is no file or folder '{path}': give --data a folder of CSV or Parquet files, or one file"
+            f"there is no file or folder '{path}': "
+            "give --data a folder of CSV or Parquet files, or one file"
         )
     return _align(tables, diagnostics, config)
 
@@ -258,7 +259,8 @@ def table_from_values(
         read = column_from_values
     else:
         raise UsageError(
-            f"{source} is a {type(values).__name__}: must be a table of pandas or Arrow, or columns by name"
+            f"{source} is a {type(values).__name__}: "
+            "must be a table of pandas or Arrow, or columns by name"
         )
     columns = {}
     try:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from equipoise.data.federated_dataset import AnyArray, Federation, Ints
+from equipoise.data.splits import RowAssignment, UserRows, assign_rows
 from equipoise.data.tabular.clients import (
     drop_unlabelled_rows,
     min_client_rows,
@@ -23,7 +24,6 @@ from equipoise.data.tabular.preprocessing import Preprocessor, fit_client_scale
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, parse_target
 from equipoise.data.transforms import InputTransform
-from equipoise.data.user_rows import RowAssignment, UserRows, assign_rows
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import to_json
 
@@ -149,7 +149,8 @@ def _read_targets(preprocessor: Preprocessor, client: str, table: Table) -> AnyA
     if preprocessor.target.kind == "classification" and (y < 0).any():
         row = int(table.row_numbers[np.argmax(y < 0)])
         raise UsageError(
-            f"row {row} of client '{client}' has a class that the server's rows lack: give it more rows"
+            f"row {row} of client '{client}' has a class that the server's rows lack: "
+            "give it more rows"
         )
     return y
 

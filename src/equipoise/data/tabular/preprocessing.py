@@ -305,7 +305,8 @@ class Preprocessor(
         preprocessor = from_json(Preprocessor, text, source)
         if preprocessor.version != FORMAT_VERSION:
             raise UsageError(
-                f"{source} is of version {preprocessor.version}, this program reads version {FORMAT_VERSION}"
+                f"{source} is of version {preprocessor.version}, "
+                f"this program reads version {FORMAT_VERSION}"
             )
         return preprocessor
 

@@ -165,7 +165,10 @@ def _date(column: ColumnStatistics) -> tuple[Date | None, list[Diagnostic]]:
     best = max(candidates, key=lambda date: date.days.count)
     formats = {date.format for date in candidates if date.days.count == best.days.count}
     if {"day/month/year", "month/day/year"} <= formats:
-        message = "no date tells whether the day or the month comes first: write 2013-12-31, or leave the column out"
+        message = (
+            "no date tells whether the day or the month comes first: write 2013-12-31, "
+            "or leave the column out"
+        )
         option = f"--ignore-columns {column.name}"
         return None, [Diagnostic(message, True, column=column.name, option=option)]
     return _date_encoder(column, best), []
