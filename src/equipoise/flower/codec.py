@@ -24,6 +24,14 @@ class InvalidMessage(Exception):
     """A message that violates the protocol; the text says how."""
 
 
+class NoReply(InvalidMessage):
+    """A client did not reply; the text says why."""
+
+
+class PreparationMissing(InvalidMessage):
+    """A client lacks the preprocessing of raw tables; the server sends it again."""
+
+
 def encode(tree: State, about: Metadata) -> bytes:
     """Encode a message.
 
@@ -60,8 +68,8 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
     try:
         end = 8 + int.from_bytes(data[:8], "little")
         texts = json.loads(data[8:end])["__metadata__"]
-        shape, about = json.loads(texts["shape"]), json.loads(texts["about"])
-        tree = restore_leaves(shape, safetensors.torch.load(data))
+        about = json.loads(texts["about"])
+        tree = restore_leaves(json.loads(texts["shape"]), safetensors.torch.load(data))
     except (
         ValueError,
         KeyError,
@@ -76,7 +84,38 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
     return tree, about
 
 
-def check_like(tree: Any, like: Any, where: str = "reply") -> None:
+def decode_reply(
+    answer: bytes | str | None, limit: int, **sender: object
+) -> tuple[State, Metadata]:
+    """Decode a client's reply.
+
+    Args:
+        answer: The reply; text is the reason why there is none.
+        limit: Largest size in bytes.
+        **sender: Metadata that the reply must repeat, such as the client's id.
+
+    Returns:
+        Tensors and metadata.
+
+    Raises:
+        NoReply: If there is no reply.
+        PreparationMissing: If the client lacks the preprocessing of raw tables.
+        InvalidMessage: If it is malformed, reports an error, or answers another message.
+    """
+    if not isinstance(answer, bytes):
+        raise NoReply(answer or "no reply in time")
+    tree, about = decode(answer, limit)
+    if "error" in about:
+        is_unprepared = about.get("unprepared") is True
+        error = PreparationMissing if is_unprepared else InvalidMessage
+        raise error(f"it reports {str(about['error'])[:500]!r}")
+    for name, value in sender.items():
+        if type(about.get(name)) is not type(value) or about[name] != value:
+            raise InvalidMessage("it answers another message")
+    return tree, about
+
+
+def check_like(tree: object, like: State | Tensor, where: str = "reply") -> None:
     """Check that a tree has the names, shapes and types of another.
 
     Args:
@@ -101,12 +140,10 @@ def check_like(tree: Any, like: Any, where: str = "reply") -> None:
         return
     if not isinstance(tree, Tensor):
         raise InvalidMessage(f"{where} is a group, a tensor was expected")
-    for what, got, wanted in (
-        ("shape", tuple(tree.shape), tuple(like.shape)),
-        ("type", tree.dtype, like.dtype),
-    ):
-        if got != wanted:
-            raise InvalidMessage(f"{where} has {what} {got}, expected {wanted}")
+    if tree.shape != like.shape:
+        raise InvalidMessage(f"{where} has shape {tuple(tree.shape)}, expected {tuple(like.shape)}")
+    if tree.dtype != like.dtype:
+        raise InvalidMessage(f"{where} has type {tree.dtype}, expected {like.dtype}")
 
 
 def check_finite(tree: State, where: str) -> None:
