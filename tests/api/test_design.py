@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from torch import nn
 
 import equipoise as eq
+
+pd = pytest.importorskip("pandas", reason="the extra text is not installed")
 
 DESIGN = '''
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ COMING_LATER = {
 """Statements that do not run yet, and the part of the API that brings them."""
 
 
-def clinics() -> dict[str, pd.DataFrame]:
+def clinics() -> dict[str, Any]:
     """Ages and a degree of illness (0 to 4), for two clients."""
     rng = np.random.default_rng(0)
     ages = {name: rng.normal(50, 10, 60) for name in ("cleveland", "va")}

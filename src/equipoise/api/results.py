@@ -133,7 +133,8 @@ class Run:
             UsageError: If the rows do not fit, or the model has no probabilities.
         """
         predictor = self._predictor(client)
-        target, outputs = predictor.card.target, predictor.outputs(rows)
+        target = predictor.card.target
+        outputs = predictor.outputs(rows)
         if target.kind != "classification":
             if probabilities:
                 raise UsageError(

@@ -102,7 +102,8 @@ class Predictor:
             return torch.from_numpy(self.texts.rows(rows)).long()
         preprocessor = self.preprocessor
         if preprocessor is None:
-            x, form = torch.as_tensor(np.asarray(rows)), self.card.form
+            form = self.card.form
+            x = torch.as_tensor(np.asarray(rows))
             if x.dim() < 1 or form.output_shape(tuple(x.shape[1:])) != self.card.shape:
                 raise UsageError(
                     f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}"
