@@ -137,7 +137,7 @@ def test_the_notebook_runs(here: Path) -> None:
 
 
 def test_the_api_as_designed(here: Path) -> None:
-    """Each line of the design's code, on less data."""
+    """Values that the calls of the design return; test_design.py runs each of its lines."""
     pytest.importorskip("pyarrow", reason="the extra data is not installed")
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     run = eq.run(method="autopilot", task="synthetic", seed=0, **SHORT)

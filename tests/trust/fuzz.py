@@ -203,7 +203,7 @@ class Fuzz:
     def _words(self, data: bytes) -> bytes:
         """What the message says of itself, or the shape of its tree."""
         header, body = self._parts(data)
-        part = self.draw.choice(("shape", "about"))
+        part = self.draw.choice(("structure", "meta"))
         table = json.loads(header["__metadata__"][part])
         inner: Any = table
         while isinstance(inner, dict) and inner and self.draw.random() < 0.6:

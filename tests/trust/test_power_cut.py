@@ -7,7 +7,7 @@ import json
 import pytest
 
 from equipoise.cli import main
-from equipoise.utils import io
+from equipoise.utils import io, serialization
 from helpers_disk import Died, Forgetful, on
 from trust.test_faults import RUN, result, same
 
@@ -80,5 +80,5 @@ def test_a_saved_round_is_never_lost(tmp_path):
         assert main([*RUN, "--out", str(out)]) == 0
     disk.cut()
     assert len((out / "rounds.jsonl").read_text().splitlines()) == 3
-    assert io.read_meta(out / "checkpoint" / "last.safetensors")["round"] == 3
+    assert serialization.read_meta(out / "checkpoint" / "last.safetensors")["round"] == 3
     assert json.loads((out / "summary.json").read_text())["rounds"] == 3

@@ -5,16 +5,13 @@ Content that was received is checked before use: size, names, shapes, types, fin
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from equipoise.core import State
-from equipoise.utils.io import number_leaves, restore_leaves, unshare_memory
+from equipoise.utils import serialization
 
 Metadata = dict[str, Any]
 """Plain JSON values."""
@@ -34,12 +31,7 @@ def encode(tree: State, about: Metadata) -> bytes:
     Returns:
         The message.
     """
-    tensors: dict[str, Tensor] = {}
-    shape = number_leaves(tree, tensors)
-    data: bytes = safetensors.torch.save(
-        unshare_memory(tensors), {"shape": json.dumps(shape), "about": json.dumps(about)}
-    )
-    return data
+    return serialization.encode(tree, about)
 
 
 def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
@@ -58,18 +50,8 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
     if limit is not None and len(data) > limit:
         raise InvalidMessage(f"{len(data)} bytes came, at most {limit} were expected")
     try:
-        end = 8 + int.from_bytes(data[:8], "little")
-        texts = json.loads(data[8:end])["__metadata__"]
-        shape, about = json.loads(texts["shape"]), json.loads(texts["about"])
-        tree = restore_leaves(shape, safetensors.torch.load(data))
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        safetensors.SafetensorError,
-    ) as error:
+        tree, about = serialization.decode(data)
+    except serialization.MALFORMED as error:
         raise InvalidMessage(f"it cannot be read ({type(error).__name__})") from error
     if not isinstance(about, dict):
         raise InvalidMessage("it does not say what it is about")
