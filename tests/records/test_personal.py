@@ -1,4 +1,6 @@
-"""Personal models at the end of a run: scored and written part by part, to the same bits as in one piece."""
+"""Personal models at the end of a run: scored and written part by part, to the same bits as in one
+piece.
+"""
 
 import json
 

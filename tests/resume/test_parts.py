@@ -1,4 +1,6 @@
-"""What clients hold, in files and in parts of a checkpoint: the same numbers, whatever happens to the disk."""
+"""What clients hold, in files and in parts of a checkpoint: the same numbers, whatever happens to
+the disk.
+"""
 
 import shutil
 from functools import partial
@@ -24,7 +26,10 @@ from helpers import largest_difference, small_task, timeless
 from helpers_disk import Died, Faulty, Forgetful, Quick, on
 from trust.test_faults import result, same
 
-RUN = "run --method scaffold --clients 4 --participation 0.5 --samples 30 --rounds 4 --checkpoint-every 1".split()
+RUN = (
+    "run --method scaffold --clients 4 --participation 0.5 --samples 30 --rounds 4 "
+    "--checkpoint-every 1"
+).split()
 RUN += "--epochs 1 --batch-size 10 --executor stacked --quiet".split()
 
 

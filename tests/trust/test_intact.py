@@ -1,4 +1,6 @@
-"""Damage is noticed and named: headers, config, log, models; other formats are refused; folders are never shared."""
+"""Damage is noticed and named: headers, config, log, models; other formats are refused; folders are
+never shared.
+"""
 
 import json
 import os

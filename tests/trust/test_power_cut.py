@@ -1,4 +1,6 @@
-"""The power goes off at every operation of a run: what was not synced is forgotten, the run goes on from the rest."""
+"""The power goes off at every operation of a run: what was not synced is forgotten, the run goes on
+from the rest.
+"""
 
 import json
 
@@ -69,7 +71,9 @@ def test_a_run_goes_on_after_a_power_cut_at_any_operation(names, tmp_path):
 
 
 def test_a_saved_round_is_never_lost(tmp_path):
-    """After the power comes back, the run goes on from the last checkpoint that was reported, not from the start."""
+    """After the power comes back, the run goes on from the last checkpoint that was reported, not
+    from the start.
+    """
     out = tmp_path / "run"
     disk = Forgetful(tmp_path)
     with on(disk):

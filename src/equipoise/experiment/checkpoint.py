@@ -118,7 +118,7 @@ class Checkpoint:
         self._simulation = simulation
         self._shards = ShardedRows(folder.checkpoint.parent, simulation.task.num_clients)
 
-    def save(self, best: State, about: dict[str, Any]) -> None:
+    def save(self, best: State, about: dict[str, object]) -> None:
         """Save the simulation.
 
         Args:

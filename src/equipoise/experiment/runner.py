@@ -483,7 +483,7 @@ class RunSession:
             other_checksums: Checksums of other versions of the log that fit this checkpoint.
         """
         io.sync(self.folder.rounds)
-        meta = {
+        meta: dict[str, object] = {
             "round": self.simulation.rounds_done,
             "best": self.best,
             "config": io.checksum(self.folder.config.read_bytes()),
