@@ -83,7 +83,10 @@ def _variants() -> dict[str, str]:
         "holdout": f"{fedavg} --holdout-clients 0.2",
         "finetuned": f"{fedavg} --finetune",
         "garnet": "--executor stacked --processes 1 --method fedasynq-im --task garnet --agents 4",
-        "pendulum": "--executor stacked --processes 1 --method pfeddqn-rep --task pendulum --agents 3 --epochs 20",
+        "pendulum": (
+            "--executor stacked --processes 1 --method pfeddqn-rep --task pendulum --agents 3 "
+            "--epochs 20"
+        ),
     }
     for policy in ("full", "backbone", "random"):
         runs[f"fedpolicy-{policy}"] = (
@@ -197,7 +200,8 @@ def _difference(name: str, known: dict[str, Any], present: dict[str, Any]) -> li
     lines: list[str] = []
     if known["tensors"] != present["tensors"]:
         lines.append(
-            f"{name}: tensors {len(known['tensors'])} -> {len(present['tensors'])}, {lost} lost, {added} new"
+            f"{name}: tensors {len(known['tensors'])} -> {len(present['tensors'])}, "
+            f"{lost} lost, {added} new"
         )
     if known["numbers"] != present["numbers"]:
         lines.append(f"{name}: numbers differ ({known['count']} -> {present['count']})")

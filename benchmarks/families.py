@@ -1,7 +1,8 @@
-"""The federations on which controllers are compared: simulated and natural, small enough for one core.
+"""The federations on which controllers are compared: simulated and natural, small enough for one
+core.
 
-Every family has the task's own defaults of training; only sizes are reduced. ``scale`` multiplies all inputs, as for a
-user who forgets to normalise.
+Every family has the task's own defaults of training; only sizes are reduced. ``scale`` multiplies
+all inputs, as for a user who forgets to normalise.
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ class Scaled(ClientData):
         return self.whole.has_split(name)
 
 
-# --- natural tables: every client is a hospital, an airline or a person -----------------------------------------------
+# --- natural tables: every client is a hospital, an airline or a person ---------------------------
 
 
 def standard(columns: NDArray[Any]) -> NDArray[np.float32]:
-    """Numbers as deviations from the mean; what is missing becomes the mean, with a column that says so."""
+    """Numbers as deviations from the mean; what is missing becomes the mean, with a column that
+    says so.
+    """
     gap = np.isnan(columns)
     filled = np.where(gap, np.nanmean(columns, 0), columns)
     spread = filled.std(0)
@@ -138,7 +141,8 @@ def flights() -> Clients:
 
 @cache
 def watch(arms: bool = False) -> Clients:
-    """Ten people with a wrist-watch, seven exercises: mean, deviation and ends of windows of 100 steps.
+    """Ten people with a wrist-watch, seven exercises: mean, deviation and ends of windows of 100
+    steps.
 
     ``arms``: a client is one arm of a person.
     """

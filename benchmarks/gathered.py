@@ -1,4 +1,5 @@
-"""What would be possible with all rows in one place, and with the models that everybody has at hand.
+"""What would be possible with all rows in one place, and with the models that everybody has at
+hand.
 
 On the same prepared rows and splits as a federated run, and scored as that is.
 """
@@ -79,7 +80,9 @@ Predict = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def _maker(task: ExamplesTask, boosting: bool) -> Callable[[NDArray[Any], NDArray[Any]], Predict]:
-    """What fits a model to rows, and gives a function from rows to outputs as a network has them."""
+    """What fits a model to rows, and gives a function from rows to outputs
+    as a network has them.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 

@@ -1,4 +1,6 @@
-"""The pictures of the README, from committed results: `python -m benchmarks.pictures` (extra `plot`)."""
+"""The pictures of the README, from committed results: `python -m benchmarks.pictures` (extra
+`plot`).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ STYLE: Any = {
 
 
 def both_customers(axes: Axes) -> None:
-    """Global against personal accuracy on Synthetic, methods at their defaults: means and deviations over seeds."""
+    """Global against personal accuracy on Synthetic, methods at their defaults: means and
+    deviations over seeds.
+    """
     found = summaries(Results(RESULTS / "synthetic"), "default")
     scores = {
         method: [

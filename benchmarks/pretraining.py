@@ -1,9 +1,10 @@
-"""Bases of the studies `adapters` and `roles`: models that were trained before, on rows that none of its clients has.
+"""Bases of the studies `adapters` and `roles`: models that were trained before, on rows that none
+of its clients has.
 
     python -m benchmarks.pretraining
 
-They are made where they are missing, once per machine, and lie in the cache of data (``$EQUIPOISE_CACHE``). A base
-that was cut off goes on where it last wrote itself down.
+They are made where they are missing, once per machine, and lie in the cache of data
+(``$EQUIPOISE_CACHE``). A base that was cut off goes on where it last wrote itself down.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ PIXELS: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2}
 
 
 def file_of(name: str) -> Path:
-    """Where a base lies, or will: a file of weights, or for `gpt2` the folder of a model and its tokenizer."""
+    """Where a base lies, or will: a file of weights, or for `gpt2` the folder of a model and its
+    tokenizer.
+    """
     return cache_folder() / ("base-gpt2" if name == "gpt2" else f"base-{name}.safetensors")
 
 
@@ -130,7 +133,9 @@ def _said_by_small_roles() -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _pixels(file: Path) -> None:
-    """The perceptron on the original test images of Fashion-MNIST, upright; clients have training images."""
+    """The perceptron on the original test images of Fashion-MNIST, upright; clients have training
+    images.
+    """
     torch.manual_seed(SEED)
     _, task = built(PIXELS)
     assert isinstance(task, ExamplesTask)
@@ -155,7 +160,9 @@ def _train(
     lr: float = 1e-3,
     warm: bool = False,
 ) -> None:
-    """Adam, whose rate goes to zero; if ``warm``, after it has risen for a twentieth of the steps."""
+    """Adam, whose rate goes to zero; if ``warm``, after it has risen for a
+    twentieth of the steps.
+    """
     optimiser = torch.optim.Adam(model.parameters(), lr)
     schedule: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     if warm:

@@ -1,7 +1,7 @@
 """The splits that FLamby published, and its figures on them (means over its seeds 42 to 46).
 
-J. Ogier du Terrail et al., FLamby: datasets and benchmarks for cross-silo federated learning, NeurIPS 2022; from
-the result files of its repository.
+J. Ogier du Terrail et al., FLamby: datasets and benchmarks for cross-silo federated learning,
+NeurIPS 2022; from the result files of its repository.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ FLAMBY = {
 
 
 def published_split(data: str, method: str) -> dict[str, Any]:
-    """Each client's score on its published test set, and the global model's on all of them: means over first models."""
+    """Each client's score on its published test set, and the global model's on all of them: means
+    over first models.
+    """
     about = FLAMBY[data]
     found, pooled = [], []
     for seed in range(SEEDS):
@@ -98,7 +100,9 @@ def published_split(data: str, method: str) -> dict[str, Any]:
 
 
 def _task(data: str, seed: int) -> ExamplesTask:
-    """A linear model on the rows and inputs that FLamby has; a fifth of the training rows is for validation."""
+    """A linear model on the rows and inputs that FLamby has; a fifth of the training rows is for
+    validation.
+    """
     about = FLAMBY[data]
     with (DATA / "tables" / about.file).open() as file:
         rows = [row for row in csv.DictReader(file) if row["flamby_split"]]
@@ -140,7 +144,9 @@ def _task(data: str, seed: int) -> ExamplesTask:
 
 
 def _heart(rows: list[dict[str, str]]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Thirteen inputs: ten columns, of which cp and restecg are categories, first value left out."""
+    """Thirteen inputs: ten columns, of which cp and restecg are categories,
+    first value left out.
+    """
     plain = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
     hot = [("cp", value) for value in (2, 3, 4)] + [("restecg", value) for value in (1, 2)]
     columns = [[float(row[name]) for row in rows] for name in plain]

@@ -1,6 +1,8 @@
-"""Adaptive baselines beside autopilot: the same few settings for each, the best of which is kept for all families.
+"""Adaptive baselines beside autopilot: the same few settings for each, the best of which is kept
+for all families.
 
-The budget is equal: four settings for each method, on the same development seeds of the same families.
+The budget is equal: four settings for each method, on the same development seeds of the same
+families.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def cells(results: Results) -> list[Cell]:
 
 
 def best(results: Results, method: str) -> int:
-    """The setting with the highest accuracy, global and personal alike, over the families that were searched."""
+    """The setting with the highest accuracy, global and personal alike, over the families that were
+    searched.
+    """
 
     def score(number: int) -> float:
         return fmean(

@@ -1,7 +1,9 @@
-"""``python -m benchmarks.what_pays`` writes docs/what-pays.md from the committed results; a test compares it.
+"""``python -m benchmarks.what_pays`` writes docs/what-pays.md from the committed results; a test
+compares it.
 
-Every row is a difference over cells that share all but one thing: first the mean over the seeds of each federation,
-then mean and 95 % interval over federations; over seeds where there is one federation only.
+Every row is a difference over cells that share all but one thing: first the mean over the seeds of
+each federation, then mean and 95 % interval over federations; over seeds where there is one
+federation only.
 """
 
 from __future__ import annotations
@@ -263,7 +265,9 @@ QUESTIONS: tuple[Question, ...] = (
 
 
 def compared(question: Question) -> tuple[PairedDifference, int, int] | None:
-    """The difference, and over how many federations and pairs of cells; None where too little was run."""
+    """The difference, and over how many federations and pairs of cells; None where too little was
+    run.
+    """
     results = Results(RESULTS / question.study)
     groups: dict[Any, list[tuple[float, float]]] = {}
     theirs = {
@@ -292,7 +296,9 @@ def rows() -> list[tuple[Question, PairedDifference, int, int]]:
 
 
 def page() -> str:
-    """The text, its rows sorted into what pays, what costs and what is not decided, the largest first."""
+    """The text, its rows sorted into what pays, what costs and what is not decided, the largest
+    first.
+    """
     known = sorted(rows(), key=lambda row: -abs(row[1].mean))
     parts = {
         "ahead": "What pays",
@@ -302,10 +308,11 @@ def page() -> str:
     lines = [
         "# What pays",
         "",
-        "For a reader in a hurry: which decision of a round, set how, was worth how many points of accuracy in our own",
-        "measurements. Written by `python -m benchmarks.what_pays` from the committed results. Positive means that the",
-        "setting is better than what stands beside it; intervals are 95 %, over federations, or over seeds where there",
-        "is one federation. An interval over few federations says little about yours: try `equipoise compare`.",
+        "For a reader in a hurry: which decision of a round, set how, was worth how many points",
+        "of accuracy in our own measurements. Written by `python -m benchmarks.what_pays` from",
+        "the committed results. Positive means that the setting is better than what stands beside",
+        "it; intervals are 95 %, over federations, or over seeds where there is one federation.",
+        "An interval over few federations says little about yours: try `equipoise compare`.",
         "",
     ]
     head = (

@@ -1,4 +1,5 @@
-"""Tables of options in the documentation, from the code: ``python docs/options.py`` writes them between the markers.
+"""Tables of options in the documentation, from the code: ``python docs/options.py`` writes them
+between the markers.
 
 A test compares every page with what this would write.
 """

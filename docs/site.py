@@ -1,4 +1,6 @@
-"""What the documentation site makes while it is built: home, methods, examples, results and API, from their sources."""
+"""What the documentation site makes while it is built: home, methods, examples, results and API,
+from their sources.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links between files of the repository become links between pages; to what is no page, plain words."""
+    """Links between files of the repository become links between pages; to what is no page, plain
+    words.
+    """
     here = page.file.src_uri
 
     def rewritten(found: re.Match[str]) -> str:
@@ -94,7 +98,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Docstrings name code as Sphinx does, :class:`Method`; here the code alone is enough.
 
-    Tables of results are not searched: nobody looks for a figure, and the theme's search fails at so many hits.
+    Tables of results are not searched: nobody looks for a figure, and the theme's search fails at
+    so many hits.
     """
     if page.file.src_uri.startswith(RESULTS):
         html = html.replace("<table>", "<table data-search-exclude>")
@@ -110,7 +115,9 @@ def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> s
 
 
 def _without_shim(output: str) -> str:
-    """The theme would fetch a helper of its offline search from the network; ours is part of the page."""
+    """The theme would fetch a helper of its offline search from the network; ours is part of the
+    page.
+    """
     helper = (ROOT / "docs/offline-search.js").read_text()
     return output.replace(SHIM, f"<script>{helper}</script>")
 
@@ -202,7 +209,9 @@ def _measured(file: Path) -> str:
 
 
 def _tables(value: dict[str, Any], level: int) -> list[str]:
-    """A result as tables: plain values first, then a table for rows that are alike, then parts with headings."""
+    """A result as tables: plain values first, then a table for rows that are alike, then parts with
+    headings.
+    """
     plain = {name: v for name, v in value.items() if not isinstance(v, dict) and not _rows(v)}
     lines = _table([{"": name, "value": _written(v)} for name, v in plain.items()])
     below = {name: v for name, v in value.items() if name not in plain}

@@ -1,7 +1,8 @@
-"""Federated reinforcement learning: agents that walk Frozen Lake apart learn one table of action values.
+"""Federated reinforcement learning: agents that walk Frozen Lake apart learn one table of action
+values.
 
-States are visited unevenly. Equal averaging takes every agent's entry alike; importance averaging weighs each entry of
-an agent's table by how often the agent has visited it.
+States are visited unevenly. Equal averaging takes every agent's entry alike; importance averaging
+weighs each entry of an agent's table by how often the agent has visited it.
 
 python examples/federated_rl.py [folder of the result] [steps]
 """

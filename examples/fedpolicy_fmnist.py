@@ -1,8 +1,10 @@
-"""FedPolicy on Fashion-MNIST: a learned choice, client by client, of which part of the global model to take.
+"""FedPolicy on Fashion-MNIST: a learned choice, client by client, of which part of the global model
+to take.
 
     python examples/fedpolicy_fmnist.py [folder of the result] [rounds] [folder of the data]
 
-Without a data folder it draws pictures in the same format, to show the mechanics; their figures mean nothing.
+Without a data folder it draws pictures in the same format, to show the mechanics; their figures
+mean nothing.
 """
 
 import gzip

@@ -17,7 +17,9 @@ SIZE, CLASSES = 16, 3
 
 
 class Drawings(Dataset[tuple[torch.Tensor, int]]):
-    """Bytes [H, W, C] and a label: a horizontal bar, a vertical bar or a square, in the client's own grey."""
+    """Bytes [H, W, C] and a label: a horizontal bar, a vertical bar or a square, in the client's
+    own grey.
+    """
 
     def __init__(self, client: int, count: int = 90) -> None:
         rng = np.random.default_rng(client)

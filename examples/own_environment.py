@@ -1,7 +1,8 @@
-"""An environment of one's own, each agent with its own version: heaters that keep rooms at the wanted temperature.
+"""Your own environment, a version for each agent: heaters that keep rooms at a temperature.
 
 python examples/own_environment.py [FOLDER] [ROUNDS], or with these options on the command line:
-equipoise run --task gym --env-id examples/own_environment.py:Heater --agents 2 --env-kwargs '[{"wanted": 19}, {}]'
+equipoise run --task gym --env-id examples/own_environment.py:Heater --agents 2 \\
+    --env-kwargs '[{"wanted": 19}, {}]'
 """
 
 import json
@@ -18,7 +19,10 @@ Seen = npt.NDArray[np.float32]
 
 
 class Heater(gymnasium.Env[Seen, np.int64]):
-    """A room that cools towards 10 degrees; action 1 heats. Every step costs the distance from what is wanted."""
+    """A room that cools towards 10 degrees; action 1 heats.
+
+    Every step costs the distance from what is wanted.
+    """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -66,7 +70,8 @@ def main(folder: str = "runs/heaters", rounds: str = "20") -> None:
             overwrite=True,
         )
         print(
-            f"{method}: received {summary.received.return_:.0f}, trained {summary.trained.return_:.0f}"
+            f"{method}: received {summary.received.return_:.0f}, "
+            f"trained {summary.trained.return_:.0f}"
         )
 
 

@@ -1,4 +1,5 @@
-"""Your own method: clients that trust the global model as far as it beats their own on their validation data.
+"""Your own method: clients that trust the global model as far as it beats their own on their
+validation data.
 
 python examples/own_method.py [folder of the result] [rounds]
 """

@@ -1,8 +1,10 @@
-"""Your own tables: one CSV file a clinic, each with its own kind of patients; FedAvg against personal heads.
+"""Your own tables: a CSV file for each clinic; FedAvg against personal heads.
 
     python examples/tabular.py [folder of the result] [rounds]
 
-The same from the command line: equipoise compare --task tables --data FOLDER --target ill --methods fedavg,fedper
+The same from the command line:
+
+    equipoise compare --task tables --data FOLDER --target ill --methods fedavg,fedper
 """
 
 import csv
@@ -17,7 +19,9 @@ CLINICS, PATIENTS = 8, 150
 
 
 def write_clinics(folder: Path) -> None:
-    """Age, blood pressure and a category; what they mean for illness differs a little from clinic to clinic."""
+    """Age, blood pressure and a category; what they mean for illness differs a little from clinic
+    to clinic.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     for clinic in range(CLINICS):

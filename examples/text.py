@@ -15,7 +15,10 @@ import equipoise as eq
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 WINDOW = 12
-WORDS = "the sea was calm and all the ships came home from far away with salt and silk and stories to tell".split()
+WORDS = (
+    "the sea was calm and all the ships came home from far away "
+    "with salt and silk and stories to tell"
+).split()
 
 
 def samples(client: int, length: int = 1500) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

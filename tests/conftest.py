@@ -10,5 +10,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of commands that tests start: two tests r
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Small models are faster on one thread, and other work on the machine cannot make tests crawl."""
+    """Small models are faster on one thread, and other work on the machine
+    cannot make tests crawl.
+    """
     torch.set_num_threads(1)

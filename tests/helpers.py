@@ -1,4 +1,7 @@
-"""Small federations that every test can afford. Parity is checked in float64: float32 drifts through ties."""
+"""Small federations that every test can afford.
+
+Parity is checked in float64: float32 drifts through ties.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def simulate(
 
 
 def largest_difference(a: Any, b: Any) -> float:
-    """The largest difference between two trees of the same shape; infinite where only one has a number."""
+    """The largest difference between two trees of the same shape; infinite where only one has a
+    number.
+    """
     from torch.utils import _pytree as pytree
 
     left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
@@ -87,7 +92,9 @@ def timeless(record: Timed) -> Timed:
 
 
 def cut_and_resumed(settings: RunSettings, folder: Path, at: int) -> Summary:
-    """The summary of a run that is interrupted after this round, with a checkpoint every third, and goes on."""
+    """The summary of a run that is interrupted after this round, with a checkpoint every third, and
+    goes on.
+    """
 
     def stop(log: RoundRecord) -> None:
         if log.round == at:

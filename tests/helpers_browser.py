@@ -1,4 +1,6 @@
-"""Debian's Chromium, driven by Selenium; tests that want it are skipped where it is missing (`make chromium`)."""
+"""Debian's Chromium, driven by Selenium; tests that want it are skipped where it is missing (`make
+chromium`).
+"""
 
 import shutil
 from collections.abc import Iterator

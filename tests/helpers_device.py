@@ -1,6 +1,8 @@
-"""A second device, pretended: its tensors hold real numbers, but refuse to meet those of main memory.
+"""A second device, pretended: its tensors hold real numbers, but refuse to meet those of main
+memory.
 
-PyTorch's ``meta`` device lends its name; what is moved there is wrapped, what is moved back is unwrapped.
+PyTorch's ``meta`` device lends its name; what is moved there is wrapped, what is moved back is
+unwrapped.
 """
 
 from __future__ import annotations

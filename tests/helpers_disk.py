@@ -1,4 +1,6 @@
-"""Disks that fail, tear, die or forget, in the place of the one that everything is written through."""
+"""Disks that fail, tear, die or forget, in the place of the one that
+everything is written through.
+"""
 
 import contextlib
 import errno
@@ -25,8 +27,8 @@ class Quick(Disk):
 class Faulty(Quick):
     """The n-th operation goes wrong (from 1; 0: none does, and ``count`` tells how many there are).
 
-    ``full``: it fails and leaves nothing. ``torn``: half of the content is written, then it fails. ``dies``: as torn,
-    and the process is gone. ``after``: it succeeds, then the process is gone.
+    ``full``: it fails and leaves nothing. ``torn``: half of the content is written, then it fails.
+    ``dies``: as torn, and the process is gone. ``after``: it succeeds, then the process is gone.
     """
 
     def __init__(self, n=0, how="full"):
@@ -62,15 +64,17 @@ for _name in OPERATIONS:
 
 
 class Forgetful(Quick):
-    """Below ``root``: what was not synced is gone after :meth:`cut`, as far as a file system is free to forget it.
+    """Below ``root``: what was not synced is gone after :meth:`cut`, as far as a file system is
+    free to forget it.
 
-    The power goes off at the n-th operation. ``names``: whether changes of names that were not synced survive, so that
-    a file stands there with the content that was synced, or with none.
+    The power goes off at the n-th operation. ``names``: whether changes of names that were not
+    synced survive, so that a file stands there with the content that was synced, or with none.
     """
 
     def __init__(self, root, n=0, names=False):
         self.root, self.n, self.names, self.count, self.dead = root, n, names, 0, False
-        self._there = {}  # path: file now, a list whose one item is its synced content; folders have None
+        # Path: the file now, a list whose one item is its synced content; folders have None.
+        self._there = {}
         self._kept = {}  # the same as far as names are synced
         for path in sorted(root.rglob("*")):
             self._there[path] = None if path.is_dir() else [path.read_bytes()]

@@ -1,4 +1,6 @@
-"""Local training of one client, straight from the task: what methods that train in phases are checked against."""
+"""Local training of one client, straight from the task: what methods that train in phases are
+checked against.
+"""
 
 from __future__ import annotations
 

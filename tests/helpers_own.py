@@ -1,4 +1,6 @@
-"""A method as a user may write it: made of sums, weighed by what its clients report, with a state on both sides."""
+"""A method as a user may write it: made of sums, weighed by what its clients report, with a state
+on both sides.
+"""
 
 from __future__ import annotations
 

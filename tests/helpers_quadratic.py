@@ -1,4 +1,6 @@
-"""Clients with one quadratic each, F_i(w) = a_i/2 |w - b_i|^2: no samples, no labels, fixed points in closed form."""
+"""Clients with one quadratic each, F_i(w) = a_i/2 |w - b_i|^2: no samples, no labels, fixed points
+in closed form.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfi
 
 
 class Quadratic(Task):
-    """Gradients are exact, so all batches are alike; ``per_epoch`` gives clients unequal step counts."""
+    """Gradients are exact, so all batches are alike; ``per_epoch`` gives clients unequal step
+    counts.
+    """
 
     name = "quadratic"
     metric = "loss"
@@ -96,7 +100,9 @@ class Quadratic(Task):
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        """v <- momentum v + gradient; w <- w - lr v; the anchor follows after each batch; who has finished stays."""
+        """v <- momentum v + gradient; w <- w - lr v; the anchor follows after each batch; who has
+        finished stays.
+        """
         assert request.loss is None
         p, v = request.params["w"], torch.zeros_like(request.params["w"])
         anchor = request.proximal.anchor["w"] if request.proximal else p

@@ -1,4 +1,6 @@
-"""The one place where the laboratory runs Equipoise: options in, a run folder out, read back as it is on disk."""
+"""The one place where the laboratory runs Equipoise: options in, a run folder out, read back as it
+is on disk.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Run:
 
 
 def run(options: Mapping[str, Any], folder: Path) -> Run:
-    """Run with the options of the command line; what a killed run left in the folder is made anew."""
+    """Run with the options of the command line; what a killed run left in
+    the folder is made anew.
+    """
     run_settings(RunSettings.from_options(dict(options)), folder, overwrite=True)
     return Run(folder)
 
@@ -73,7 +77,9 @@ def built(options: Mapping[str, Any]) -> tuple[Method, Task]:
 
 
 def one_round_from(start: Params, options: Mapping[str, Any]) -> Scores:
-    """The personal models' scores after one round in which everybody begins with the given model."""
+    """The personal models' scores after one round in which everybody begins
+    with the given model.
+    """
     settings = RunSettings.from_options({**options, "rounds": 1})
     schedule = RoundLoopConfig(1, settings.run.seed, 1.0, "stacked", 1, True)
     simulation = FederatedSimulation(

@@ -63,7 +63,9 @@ class Record:
 
 
 class Results:
-    """The finished cells of one study, sorted by name, in ``FOLDER/cells.jsonl`` (``.gz`` where that is large)."""
+    """The finished cells of one study, sorted by name, in ``FOLDER/cells.jsonl`` (``.gz`` where
+    that is large).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +86,10 @@ class Results:
         ]
 
     def add(self, *records: Record) -> None:
-        """Keep cells. The file is replaced as a whole, under a lock: neither a kill nor a second runner harms it."""
+        """Keep cells.
+
+        The file is replaced as a whole, under a lock: neither a kill nor a second runner harms it.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder, os.O_RDONLY)
         try:
@@ -121,7 +126,10 @@ class Results:
 def grid(
     options: Callable[..., Mapping[str, Any] | None] = lambda **axes: {}, **axes: Iterable[Any]
 ) -> list[Cell]:
-    """The product of the axes, the last one running fastest. ``options`` gives a cell's run; None leaves it out."""
+    """The product of the axes, the last one running fastest.
+
+    ``options`` gives a cell's run; None leaves it out.
+    """
     cells = []
     for values in itertools.product(*axes.values()):
         place = dict(zip(axes, values, strict=True))

@@ -1,4 +1,6 @@
-"""Where a figure comes from: commit, versions, machine; and the files of measurements that are not grids."""
+"""Where a figure comes from: commit, versions, machine; and the files of measurements that are not
+grids.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @cache
 def provenance() -> dict[str, Any]:
-    """Commit, whether anything but results was changed since, versions and machine; read once per process."""
+    """Commit, whether anything but results was changed since, versions and machine; read once per
+    process.
+    """
     changed = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
     return {
         "commit": _git("rev-parse", "HEAD"),
@@ -35,7 +39,9 @@ def provenance() -> dict[str, Any]:
 
 
 def measured(name: str, result: dict[str, Any]) -> None:
-    """Write ``results/NAME.json``, a measurement with its command, provenance and the load beside it, and print it."""
+    """Write ``results/NAME.json``, a measurement with its command, provenance and the load beside
+    it, and print it.
+    """
     module = getattr(sys.modules["__main__"], "__spec__", None)
     command = ["python", *(["-m", module.name] if module else sys.argv[:1]), *sys.argv[1:]]
     about = {

@@ -1,4 +1,6 @@
-"""Runs what is missing of a study: parallel over processes, bounded in time; a finished cell is never run again."""
+"""Runs what is missing of a study: parallel over processes, bounded in time; a finished cell is
+never run again.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def missing(study: Study, results: Results, only: str) -> list[Cell]:
 def execute(
     study: Study, results: Results, only: str, jobs: int, minutes: float, keep: Path | None
 ) -> bool:
-    """Run all that is missing; whether every cell that was started came to its end. No cell starts after ``minutes``.
+    """Run all that is missing; whether every cell that was started came to its end.
+
+    No cell starts after ``minutes``.
 
     ``keep``: a folder for the run folders, which otherwise are removed with the cell.
     """

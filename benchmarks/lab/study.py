@@ -18,10 +18,12 @@ TEXTS = Path(studies.__path__[0])
 
 @dataclass(frozen=True)
 class Study:
-    """A declaration; ``studies/NAME.md`` is its text, in which ``{{table}}`` stands for a table of ``tables``.
+    """A declaration; ``studies/NAME.md`` is its text, in which ``{{table}}`` stands for a table of
+    ``tables``.
 
-    ``cells`` is given what is finished, so that cells may follow from others (tuned settings, say): it is asked again
-    when all that it named are done. ``measure`` gets a cell and an empty folder and gives what is kept of it, as JSON.
+    ``cells`` is given what is finished, so that cells may follow from others (tuned settings, say):
+    it is asked again when all that it named are done. ``measure`` gets a cell and an empty folder
+    and gives what is kept of it, as JSON.
     """
 
     name: str
@@ -65,9 +67,8 @@ def _provenance(results: Results) -> Lines:
     machines = sorted(
         {f"{r.machine['cores']} cores of {r.machine['cpu']}" for r in records if r.machine}
     )
-    parts = [
-        f"{len(records)} cells in `cells.jsonl{'.gz' * (results.folder / 'cells.jsonl.gz').exists()}`"
-    ]
+    suffix = ".gz" if (results.folder / "cells.jsonl.gz").exists() else ""
+    parts = [f"{len(records)} cells in `cells.jsonl{suffix}`"]
     parts += [f"{old} of them made before commits were kept"] if old else []
     parts += [f"commit {', '.join(commits)}"] if commits else []
     return ["; ".join([*parts, *machines]) + "."]

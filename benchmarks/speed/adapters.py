@@ -1,16 +1,17 @@
-"""Rank-8 adapters of many clients over one frozen base of a million parameters, against a loop that swaps adapters.
+"""Rank-8 adapters of many clients over one frozen base of a million parameters, against a loop that
+swaps adapters.
 
     python -m benchmarks.speed.adapters [--rounds 5]
 
-Both ways train each client's adapters for one epoch of 32 rows, in batches of four sizes, with one thread each and with
-two each. Rounds take turns in one run; seconds are by the clock, so the machine must be quiet. Two bases: *wide* has
-three large layers, *deep* sixteen of 256 units. The floor is the frozen base alone, forward and back to its first layer
-for all rows of a step at once: no way to train adapters over it takes less, and what a loop takes beside it is the
-ceiling.
+Both ways train each client's adapters for one epoch of 32 rows, in batches of four sizes, with one
+thread each and with two each. Rounds take turns in one run; seconds are by the clock, so the
+machine must be quiet. Two bases: *wide* has three large layers, *deep* sixteen of 256 units. The
+floor is the frozen base alone, forward and back to its first layer for all rows of a step at once:
+no way to train adapters over it takes less, and what a loop takes beside it is the ceiling.
 
-Memory is what a process of its own takes at most during two rounds beyond what it had before them, its base and rows,
-after a round of two clients, for which libraries load what they need: for a shared adapter, of which the server keeps
-sums, and for private ones, which clients hold.
+Memory is what a process of its own takes at most during two rounds beyond what it had before them,
+its base and rows, after a round of two clients, for which libraries load what they need: for a
+shared adapter, of which the server keeps sums, and for private ones, which clients hold.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def simulation(name: str, clients: int, batch: int, way: str) -> FederatedSimula
 
 
 def plain_round(name: str, clients: int, batch: int) -> Callable[[], object]:
-    """What a careful user of PyTorch writes: one module, whose adapters are those of one client after another."""
+    """What a careful user of PyTorch writes: one module, whose adapters are those of one client
+    after another.
+    """
     split = federation(clients).split(np.arange(clients), "train")
     module = add_adapters(base(name), LoraConfig.parse(ADAPTER), 0)
     learned = [p for p in module.parameters() if p.requires_grad]
@@ -134,7 +137,9 @@ def seconds(round: Callable[[], object]) -> float:
 
 
 def compared(name: str, batch: int, threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each round, each way, and how many times as fast as the loop the stack is, each at its fastest."""
+    """Seconds of each round, each way, and how many times as fast as the loop the stack is, each at
+    its fastest.
+    """
     torch.set_num_threads(threads)
     ways = {
         "stacked": simulation(name, CLIENTS, batch, "private").run_round,
@@ -167,7 +172,9 @@ def peak(clients: int, way: str) -> dict[str, Any]:
 
 
 def memory(clients: int, way: str) -> None:
-    """Print the peak of two rounds in MiB, and what it cannot be less than: adapters and one chunk's activations."""
+    """Print the peak of two rounds in MiB, and what it cannot be less than: adapters and one
+    chunk's activations.
+    """
     torch.set_num_threads(1)
     simulation("wide", 2, BATCH, way).run_round()
     running = simulation("wide", clients, BATCH, way)

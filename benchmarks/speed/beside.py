@@ -111,8 +111,8 @@ def compare(older: Path, threads: int, seconds: float) -> dict[str, dict[str, fl
         seconds: How long to measure all workloads together.
 
     Returns:
-        For each workload the median milliseconds of a round and the ratio of speeds. The ratio is the
-        median over pairs of neighbouring slices.
+        For each workload the median milliseconds of a round and the ratio of speeds. The ratio is
+        the median over pairs of neighbouring slices.
     """
     pairs: dict[Workload, list[tuple[float, float]]] = {workload: [] for workload in WORKLOADS}
     turns = max(3, round(seconds / (2 * SLICE_SECONDS * len(WORKLOADS))))
@@ -172,7 +172,8 @@ def main() -> None:
     ]
     if slower:
         raise SystemExit(
-            f"W1 is slower than at {commit[:7]} (ratio below {MIN_SPEED_RATIO}): {'; '.join(slower)}"
+            f"W1 is slower than at {commit[:7]} (ratio below {MIN_SPEED_RATIO}): "
+            f"{'; '.join(slower)}"
         )
 
 

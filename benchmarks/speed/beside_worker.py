@@ -2,9 +2,9 @@
 
 Started by :mod:`benchmarks.speed.beside` by its path, with the checkout first on Python's path. It
 imports nothing of the working tree that it lies in. Requests are lines of JSON on standard input
-(epochs, closed_form, seconds); each is answered by one line, the seconds of each round. With one thread
-these are seconds of the processor, which do not count when other processes have it. Several threads also
-wait for each other, so their seconds are those of the wall clock.
+(epochs, closed_form, seconds); each is answered by one line, the seconds of each round. With one
+thread these are seconds of the processor, which do not count when other processes have it. Several
+threads also wait for each other, so their seconds are those of the wall clock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ ENGINE_MODULES = ("benchmarks.speed.engine", "benchmarks.engine")  # the second 
 
 
 def make_round(engine: Any, epochs: int, closed_form: bool) -> Callable[[], object]:
-    """A round of W1 by a checkout's benchmark module, which has ``w1_round`` since this script exists."""
+    """A round of W1 by a checkout's benchmark module, which has ``w1_round`` since this script
+    exists.
+    """
     if hasattr(engine, "w1_round"):
         return engine.w1_round(epochs=epochs, closed_form=closed_form)  # type: ignore[no-any-return]
     return engine.equipoise_round(engine.data_of(100), epochs, closed_form)  # type: ignore[no-any-return]
 
 
 def load_engine(checkout: Path) -> Any:
-    """Import a checkout's benchmark module, and make sure that it measures the checkout's own package."""
+    """Import a checkout's benchmark module, and make sure that it measures the checkout's own
+    package.
+    """
     for name in ENGINE_MODULES:
         try:
             engine = importlib.import_module(name)

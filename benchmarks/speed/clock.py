@@ -1,4 +1,6 @@
-"""What simulated time costs: a round of W1 with the clock and without, and the memory of 100,000 clients' devices."""
+"""What simulated time costs: a round of W1 with the clock and without, and the memory of 100,000
+clients' devices.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ TIMINGS = {
 
 
 def w1(seconds: float, epochs: int) -> dict[str, float]:
-    """Milliseconds of processor time per round, and by how much the clock lengthens it: medians over rounds.
+    """Milliseconds of processor time per round, and by how much the clock lengthens it: medians
+    over rounds.
 
     Processor time, because other work on the machine must not count; rounds of all take turns.
     """
@@ -63,7 +66,9 @@ def w1(seconds: float, epochs: int) -> dict[str, float]:
 
 
 def memory(clients: int) -> dict[str, float]:
-    """Peak memory above that of the imports, when everybody's device, presence and trip are drawn at once."""
+    """Peak memory above that of the imports, when everybody's device, presence and trip are drawn
+    at once.
+    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     fleet, ids, ones = (
         DevicePopulation(DEVICE_POPULATIONS["phones"], 0),

@@ -1,9 +1,10 @@
-"""W2: 20 clients with 600 images 28x28 each, CNN conv16-conv32-fc128-fc10, batch 32, one epoch, everybody each round.
+"""W2: 20 clients with 600 images 28x28 each, CNN conv16-conv32-fc128-fc10, batch 32, one epoch,
+everybody each round.
 
-Equipoise's ways to run a convolutional model against a well-written plain loop, with one thread, with one thread per
-core and with one process per core. Rounds of the contestants take turns in one run; the fastest and the median round of
-each are written. On a machine that other work shares, threads collapse: read the load beside the figures, or leave them
-out (``--single``).
+Equipoise's ways to run a convolutional model against a well-written plain loop, with one thread,
+with one thread per core and with one process per core. Rounds of the contestants take turns in one
+run; the fastest and the median round of each are written. On a machine that other work shares,
+threads collapse: read the load beside the figures, or leave them out (``--single``).
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def equipoise_round(data: Federation, executor: MakeExecutor) -> Round:
 
 @contextlib.contextmanager
 def round_of_processes(data: Federation, processes: int) -> Iterator[Round]:
-    """Yield a round of clients that this process and forked ones share, one client after another."""
+    """Yield a round of clients that this process and forked ones share, one
+    client after another.
+    """
     inner = partial(Loop, FedAvg(), task_of(data), TRAINING, 0, ROUNDS)
     with forked(processes, lambda group: _follow(inner, group)) as group:
         spread = MultiProcessExecutor(Worker(inner(), group, False), group)
@@ -128,7 +131,9 @@ def main() -> None:
 def compare(
     data: Federation, cores: int, shared: Round, chosen: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Return milliseconds of a round of each contestant, and how many times as fast as the plain loop it is."""
+    """Return milliseconds of a round of each contestant, and how many times as fast as the plain
+    loop it is.
+    """
     contestants: dict[str, tuple[int, Round]] = {
         f"loop, {cores} processes": (1, shared),
         "plain loop, 1 thread": (1, plain_round(data)),

@@ -1,7 +1,7 @@
 """CPU time and memory of `equipoise data describe` on CSV files of 200,000 and a million rows.
 
-The files have 19 columns: a site (14 of them), ten numbers, four categories, a flag, two dates and an
-identifier, with missing cells. Every measurement is a process of its own. The figures of a file
+The files have 19 columns: a site (14 of them), ten numbers, four categories, a flag, two dates and
+an identifier, with missing cells. Every measurement is a process of its own. The figures of a file
 with 280 rows are the start-up, mostly the import of PyTorch.
 """
 

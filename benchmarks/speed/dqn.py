@@ -1,10 +1,12 @@
-"""Speed of 10 stacked DQN agents against 10 single ones of a plain PyTorch implementation, in one run.
+"""Speed of 10 stacked DQN agents against 10 single ones of a plain PyTorch implementation, in one
+run.
 
     python -m benchmarks.speed.dqn [--steps 300] [--peer]
 
-Every way does the same work: E environment steps, then one gradient step of a double DQN on 64 remembered transitions
-(two hidden layers of 64, Adam, soft target net), on one thread. `--peer` adds Stable-Baselines3's DQN (not doubled).
-Times are CPU seconds of the process, so that other work on the machine counts little.
+Every way does the same work: E environment steps, then one gradient step of a double DQN on 64
+remembered transitions (two hidden layers of 64, Adam, soft target net), on one thread. `--peer`
+adds Stable-Baselines3's DQN (not doubled). Times are CPU seconds of the process, so that other work
+on the machine counts little.
 """
 
 from __future__ import annotations
@@ -32,12 +34,15 @@ Way = Callable[[int, int], Callable[[], None]]
 
 
 class SingleDqn:
-    """One agent as one would write it: a module, torch.optim.Adam, a NumPy ring buffer, Gymnasium's environments."""
+    """One agent as one would write it: a module, torch.optim.Adam, a NumPy ring buffer, Gymnasium's
+    environments.
+    """
 
     def __init__(self, seed: int, copies: int) -> None:
         torch.manual_seed(seed)
         self.rng, self.copies = np.random.default_rng(seed), copies
-        # Gymnasium's own vector environment of CartPole is its fastest; one copy is fastest without it.
+        # Gymnasium's own vector environment of CartPole is its fastest; one copy is fastest without
+        # it.
         self.env: Any = gymnasium.make("CartPole-v1")
         if copies > 1:
             self.env = gymnasium.make_vec(
@@ -127,10 +132,19 @@ def peer(copies: int, steps: int) -> Callable[[], None]:
     def run() -> None:
         for seed in range(AGENTS):
             agent = DQN(
-                "MlpPolicy", make_vec_env("CartPole-v1", copies), batch_size=BATCH, buffer_size=CAPACITY, train_freq=1,
-                gradient_steps=1, learning_starts=1, tau=0.01, target_update_interval=1, seed=seed, device="cpu",
+                "MlpPolicy",
+                make_vec_env("CartPole-v1", copies),
+                batch_size=BATCH,
+                buffer_size=CAPACITY,
+                train_freq=1,
+                gradient_steps=1,
+                learning_starts=1,
+                tau=0.01,
+                target_update_interval=1,
+                seed=seed,
+                device="cpu",
                 policy_kwargs={"net_arch": [WIDTH, WIDTH]},
-            )  # fmt: skip
+            )
             agent.learn(steps * copies)
 
     return run
@@ -139,7 +153,9 @@ def peer(copies: int, steps: int) -> Callable[[], None]:
 def measure(
     ways: dict[str, Way], copies: int, steps: int, repeats: int
 ) -> dict[str, dict[str, float]]:
-    """The fastest of a few repetitions of each way, in turn so that all meet the same machine, after a short one."""
+    """The fastest of a few repetitions of each way, in turn so that all meet the same machine,
+    after a short one.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for make in ways.values():
         make(copies, 10)()
@@ -173,7 +189,9 @@ def main() -> None:
         **({"stable-baselines3": peer} if given.peer else {}),
     }
     result: dict[str, Any] = {
-        "what": f"{AGENTS} agents, batch {BATCH}, two hidden layers of {WIDTH}, one thread, CPU seconds"
+        "what": (
+            f"{AGENTS} agents, batch {BATCH}, two hidden layers of {WIDTH}, one thread, CPU seconds"
+        )
     }
     for copies in (1, 8):
         found = measure(ways, copies, given.steps, given.repeats)

@@ -1,8 +1,10 @@
-"""W1: 100 logistic clients on Synthetic. Equipoise against a well-written plain loop and the floor of bare products.
+"""W1: 100 logistic clients on Synthetic.
 
-Everything is measured in one run on one machine, rounds of the contestants taking turns. A round is local training of
-all clients, aggregation, and the evaluation of the received, trained and personal models on each client's test set and
-of the global one on the server's.
+Equipoise against a well-written plain loop and the floor of bare products.
+
+Everything is measured in one run on one machine, rounds of the contestants taking turns. A round is
+local training of all clients, aggregation, and the evaluation of the received, trained and personal
+models on each client's test set and of the global one on the server's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ Round = Callable[[], object]
 
 
 def data_of(clients: int) -> Synthetic:
-    """210 training and 90 test samples a client, no validation; 7,500 at the server for 100 clients."""
+    """210 training and 90 test samples a client, no validation; 7,500 at the server for 100
+    clients.
+    """
     return Synthetic(SyntheticConfig(clients=clients, val_share=0.0), seed=0)
 
 
@@ -49,12 +53,17 @@ def equipoise_round(data: Synthetic, epochs: int, closed_form: bool) -> Round:
 
 
 def w1_round(epochs: int, closed_form: bool) -> Round:
-    """A round of W1. Keep this name and these arguments: :mod:`benchmarks.speed.beside` compares commits by it."""
+    """A round of W1.
+
+    Keep this name and these arguments: :mod:`benchmarks.speed.beside` compares commits by it.
+    """
     return equipoise_round(data_of(100), epochs, closed_form)
 
 
 def plain_round(data: Synthetic, epochs: int) -> Round:
-    """The loop that a careful user of PyTorch writes: one module, one optimiser, no copies beyond the parameters."""
+    """The loop that a careful user of PyTorch writes: one module, one optimiser, no copies beyond
+    the parameters.
+    """
     ids = np.arange(data.clients)
     train, test = data.split(ids, "train"), data.split(ids, "test")
     shards = [[_rows(split, k) for k in range(data.clients)] for split in (train, test)]
@@ -99,7 +108,9 @@ def plain_round(data: Synthetic, epochs: int) -> Round:
 
 
 def floor_round(data: Synthetic, epochs: int) -> Round:
-    """Only the matrix products that the work needs, on data that lies ready: nothing can be faster than this."""
+    """Only the matrix products that the work needs, on data that lies ready: nothing can be faster
+    than this.
+    """
     k, steps = data.clients, epochs * (210 // BATCH)
     weight, x = torch.randn(k, CLASSES, FEATURES + 1), torch.randn(k, BATCH, FEATURES + 1)
     error, test = torch.randn(k, BATCH, CLASSES), torch.randn(k, 90, FEATURES + 1)

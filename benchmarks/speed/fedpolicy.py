@@ -1,7 +1,9 @@
-"""The policy's share of a round: time of probes, reports, choices and learning, and bytes, on Fashion-MNIST with a CNN.
+"""The policy's share of a round: time of probes, reports, choices and learning, and bytes, on
+Fashion-MNIST with a CNN.
 
-20 clients with 600 images 28x28 each, two epochs a round, one thread, a whole run of 60 rounds; CPU time inside the
-policy's own functions over that of the rounds, without evaluation for the log; data sets in ``$EQUIPOISE_DATA``.
+20 clients with 600 images 28x28 each, two epochs a round, one thread, a whole run of 60 rounds; CPU
+time inside the policy's own functions over that of the rounds, without evaluation for the log; data
+sets in ``$EQUIPOISE_DATA``.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ POLICY: dict[Any, tuple[str, ...]] = {
 
 
 class Clock:
-    """CPU seconds spent in watched functions; one that is called by another is not counted twice."""
+    """CPU seconds spent in watched functions; one that is called by another
+    is not counted twice.
+    """
 
     def __init__(self) -> None:
         self.spent, self.depth = 0.0, 0

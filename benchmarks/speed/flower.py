@@ -1,4 +1,5 @@
-"""Seconds and bytes a round on Flower: Equipoise's FedAvg beside Flower's own, same model, same machine, 3 nodes.
+"""Seconds and bytes a round on Flower: Equipoise's FedAvg beside Flower's own, same model, same
+machine, 3 nodes.
 
 Run with the environment of `make test-flower`: .venv-flower/bin/python -m benchmarks.speed.flower
 """
@@ -75,10 +76,13 @@ def train(message, context):
     task = build_task(settings)
     params = dict(message.content["arrays"].to_torch_state_dict())
     id = torch.tensor(context.node_config["client-id"])
-    fit = Fit(params, torch.tensor(settings.training.epochs), torch.tensor(settings.training.lr), names=tuple(params))
+    epochs = torch.tensor(settings.training.epochs)
+    lr = torch.tensor(settings.training.lr)
+    fit = Fit(params, epochs, lr, names=tuple(params))
     params, _, _ = task.fit(id, fit, {}, When(0, 1, settings.training))
     metrics = MetricRecord({"num-examples": int(task.sizes(id.reshape(1))[0])})
-    return Message(RecordDict({"arrays": ArrayRecord(params), "metrics": metrics}), reply_to=message)
+    content = RecordDict({"arrays": ArrayRecord(params), "metrics": metrics})
+    return Message(content, reply_to=message)
 """
 
 

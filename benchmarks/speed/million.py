@@ -1,7 +1,8 @@
-"""SCAFFOLD on a million clients, 1,000 per round, 200 rounds: time, memory, disk; and its rounds beside fewer clients.
+"""SCAFFOLD on a million clients, 1,000 per round, 200 rounds: time, memory, disk; and its rounds
+beside fewer clients.
 
-``--run`` is the whole run as a user has it, checkpoints and all. Without it, rounds of 10^3 to 10^6 clients take turns
-in one process, so that what else the machine does meets all alike.
+``--run`` is the whole run as a user has it, checkpoints and all. Without it, rounds of 10^3 to 10^6
+clients take turns in one process, so that what else the machine does meets all alike.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""A round of PAGE on Synthetic, stacked, against the same work client by client and agent by agent in plain PyTorch.
+"""A round of PAGE on Synthetic, stacked, against the same work client by client and agent by agent
+in plain PyTorch.
 
-100 clients, 30 features and classes, batches of 5, epochs and rates as the agents choose, DDPG updates and all that the
-players look at included, evaluation for the log left out on both sides; one process, one thread. The plain loop trains
-each client with torch.optim.SGD on an nn.Linear and each agent with torch.optim.Adam on its nets, as one would write it
-by hand, under the very decisions of the stacked round. Times are CPU seconds of the process: other work on the machine
+100 clients, 30 features and classes, batches of 5, epochs and rates as the agents choose, DDPG
+updates and all that the players look at included, evaluation for the log left out on both sides;
+one process, one thread. The plain loop trains each client with torch.optim.SGD on an nn.Linear and
+each agent with torch.optim.Adam on its nets, as one would write it by hand, under the very
+decisions of the stacked round. Times are CPU seconds of the process: other work on the machine
 stretches wall times of either side at random.
 
     python -m benchmarks.speed.page [--rounds 3]

@@ -1,8 +1,10 @@
-"""Two processes against one and the plain loop: W1 (100 logistic clients), W2 (20 convolutional), a cohort of 10,000.
+"""Two processes against one and the plain loop: W1 (100 logistic clients), W2 (20 convolutional), a
+cohort of 10,000.
 
-Contestants take turns, each for a while, since the rounds of a run follow each other. Wall-clock ratios mean something
-on a machine that does nothing else. The processors' seconds of each process stand beside them; they count what it waits
-awake for another. :mod:`benchmarks.speed.round_parts` tells where the time goes.
+Contestants take turns, each for a while, since the rounds of a run follow each other. Wall-clock
+ratios mean something on a machine that does nothing else. The processors' seconds of each process
+stand beside them; they count what it waits awake for another. :mod:`benchmarks.speed.round_parts`
+tells where the time goes.
 """
 
 from __future__ import annotations
@@ -113,7 +115,9 @@ def scaling(
 
 
 def _turn(run: engine.Round) -> list[tuple[float, float]]:
-    """Seconds of rounds, by the wall and of this processor; the first of several finds others' data in the caches."""
+    """Seconds of rounds, by the wall and of this processor; the first of several finds others' data
+    in the caches.
+    """
     end = time.perf_counter() + TURN
     found: list[tuple[float, float]] = []
     while not found or time.perf_counter() < end:

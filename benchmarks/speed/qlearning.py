@@ -1,10 +1,12 @@
-"""Nanoseconds per environment step of federated Q-learning: the compiled kernels against vectorised NumPy.
+"""Nanoseconds per environment step of federated Q-learning: the compiled kernels against vectorised
+NumPy.
 
     python -m benchmarks.speed.qlearning [--threads 1 2] [--repeats 5]
 
-The paper's experiment: two states, 20 actions, K = 20 agents with one fixed action each, tau = 50, T = 2000, 100
-simulations, synchronisation included. NumPy runs it twice: vectorised over agents and simulations at once (the best it
-can do) and over the agents of one simulation after another (what a plain script does). Best of the repeats.
+The paper's experiment: two states, 20 actions, K = 20 agents with one fixed action each, tau = 50,
+T = 2000, 100 simulations, synchronisation included. NumPy runs it twice: vectorised over agents and
+simulations at once (the best it can do) and over the agents of one simulation after another (what a
+plain script does). Best of the repeats.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ AGENTS, TAU, STEPS, SIMS = 20, 50, 2000, 100
 def numpy_version(
     mdp: TabularMDP, rule: str, eta: float, steps: int, sims: int, seed: int
 ) -> np.ndarray:
-    """K agents x sims simulations as one vector; per step a handful of gathers. Returns the tables [sims, S, A]."""
+    """K agents x sims simulations as one vector; per step a handful of gathers.
+
+    Returns the tables [sims, S, A].
+    """
     rng = np.random.default_rng(seed)
     n, A = AGENTS * sims, mdp.num_actions
     action = np.repeat(np.arange(AGENTS) % A, sims)

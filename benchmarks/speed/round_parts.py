@@ -1,8 +1,9 @@
 """What a W1 round costs part by part: in one process, in the leading one of two, and in the other.
 
-Each part is the processor's time within its functions, less that within other parts, in the cheapest fifth of rounds.
-Other work on the machine changes that less than the time on the wall, which :mod:`benchmarks.speed.processes` has, but
-it does. Waiting counts where it is done awake, and stands by itself. One process and two take turns.
+Each part is the processor's time within its functions, less that within other parts, in the
+cheapest fifth of rounds. Other work on the machine changes that less than the time on the wall,
+which :mod:`benchmarks.speed.processes` has, but it does. Waiting counts where it is done awake, and
+stands by itself. One process and two take turns.
 """
 
 from __future__ import annotations

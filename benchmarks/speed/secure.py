@@ -1,7 +1,8 @@
-"""Secure sums of 100 clients: bytes and seconds of every phase; with everybody, and with a tenth lost before its words.
+"""Secure sums of 100 clients: bytes and seconds of every phase; with everybody, and with a tenth
+lost before its words.
 
-All clients and the server are in this process, one after another: a client's seconds are the mean of all, and in a
-deployment clients work at the same time.
+All clients and the server are in this process, one after another: a client's seconds are the mean
+of all, and in a deployment clients work at the same time.
 """
 
 from __future__ import annotations

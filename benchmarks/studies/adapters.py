@@ -1,7 +1,8 @@
-"""What to personalise of a pretrained model: all of it, a shared adapter, a private one, both, or what FedPolicy says.
+"""What to personalise of a pretrained model: all of it, a shared adapter, a private one, both, or
+what FedPolicy says.
 
-Two populations: roles of Shakespeare's plays over a transformer that read the small roles, and clients who see
-Fashion-MNIST turned and as negatives over a perceptron that saw it upright.
+Two populations: roles of Shakespeare's plays over a transformer that read the small roles, and
+clients who see Fashion-MNIST turned and as negatives over a perceptron that saw it upright.
 """
 
 from __future__ import annotations
@@ -62,14 +63,18 @@ LSTM: dict[str, Any] = {"model": "lstm"}
 
 
 def rates(population: str, way: str) -> tuple[float, ...]:
-    """Learning rates that are tried; for plays one, that a first look at another seed found to do no harm."""
+    """Learning rates that are tried; for plays one, that a first look at another seed found to do
+    no harm.
+    """
     if population == "pixels":
         return (0.05, 0.2)
     return (1.0,) if way.startswith("without") else (0.05,) if "adapter" in WAYS[way] else (0.005,)
 
 
 def options(population: str, way: str, rate: float, seed: int) -> dict[str, Any] | None:
-    """Who has no base trains the model of today: for characters the LSTM, at the rate of its paper."""
+    """Who has no base trains the model of today: for characters the LSTM,
+    at the rate of its paper.
+    """
     if rate not in rates(population, way):
         return None
     start = {"start": str(file_of(population))}
@@ -88,7 +93,9 @@ def options(population: str, way: str, rate: float, seed: int) -> dict[str, Any]
 
 
 def cells(results: Results) -> list[Cell]:
-    """Each way's rate is chosen by validation on the first seed; the other seeds have only that one."""
+    """Each way's rate is chosen by validation on the first seed; the other seeds have only that
+    one.
+    """
     every_rate = sorted({rate for p in POPULATIONS for way in WAYS for rate in rates(p, way)})
     every = grid(options, population=POPULATIONS, way=WAYS, rate=every_rate, seed=SEEDS)
     asked = [
@@ -135,7 +142,9 @@ def measured(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 def _peak_from_here() -> float:
-    """Forget the process's highest memory so far, and what earlier cells freed; what it has now, in MiB."""
+    """Forget the process's highest memory so far, and what earlier cells freed; what it has now, in
+    MiB.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,6 @@
-"""Hostile clients: methods under robust rules and attacks, a tenth and three tenths of the clients, and one of 100."""
+"""Hostile clients: methods under robust rules and attacks, a tenth and three tenths of the clients,
+and one of 100.
+"""
 
 from __future__ import annotations
 
@@ -262,7 +264,9 @@ def _table(task: str, methods: Iterable[str]) -> Any:
 
 
 def alone(results: Results) -> list[str]:
-    """Points that one lying client of 100 costs, with the protection that is always on: the dearer side, over seeds."""
+    """Points that one lying client of 100 costs, with the protection that is always on: the dearer
+    side, over seeds.
+    """
     rows = []
     for method in (*PROTECTED, *TWO_BLOCKS):
         at = {"task": "one of 100", "method": method}
@@ -285,7 +289,9 @@ def _costs(
     side: str = "global",
     beside: str = "none",
 ) -> list[float]:
-    """Points below the run of the same seed without attack, under rule ``beside``, for each seed that has both."""
+    """Points below the run of the same seed without attack, under rule ``beside``, for each seed
+    that has both.
+    """
 
     def scores(rule: str, attack: str) -> dict[int, float]:
         found = [
@@ -298,7 +304,9 @@ def _costs(
 
 
 def summary(results: Results) -> list[str]:
-    """What the best rule keeps, in points below the run without attack; and what no rule can keep."""
+    """What the best rule keeps, in points below the run without attack; and
+    what no rule can keep.
+    """
     rows = []
     for task, method, share, name in product(
         ("synthetic", "fashion-mnist"), METHODS, SHARES, ATTACKS

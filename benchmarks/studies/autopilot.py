@@ -1,4 +1,6 @@
-"""Autopilot, its parts and adaptive baselines on every family of federations, beside plain FedAvg."""
+"""Autopilot, its parts and adaptive baselines on every family of
+federations, beside plain FedAvg.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def pairs(
 
 
 def ahead(results: Results, ours: str, theirs: str, families: Iterable[str]) -> list[str]:
-    """Mean difference over families, each a mean over common seeds, with the interval over families; by side."""
+    """Mean difference over families, each a mean over common seeds, with the interval over
+    families; by side.
+    """
     common = pairs(results, ours, theirs, families)
     cells = []
     for side in SIDES:

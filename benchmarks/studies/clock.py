@@ -1,4 +1,6 @@
-"""Time, energy and bytes to 90 and 95 % of what synchronous FedAvg reaches, in three worlds of devices."""
+"""Time, energy and bytes to 90 and 95 % of what synchronous FedAvg reaches, in three worlds of
+devices.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from equipoise.core import option
 from equipoise.report.statistics import paired_difference
 
 WORLDS, SEEDS, SHARES = ("phones", "silos", "default"), (1, 2, 3, 4, 5), (0.9, 0.95)
-SEEN = 0.8  # of the clients must have replied before a mean over clients counts; one phone in ten is away for an hour
+# Share of the clients that must have replied before a mean over clients counts: one phone in ten is
+# away for an hour.
+SEEN = 0.8
 BASELINE = "sync"
 # Who asks by turns is not evaluated in step with them: the same turn would be scored every time.
 WAYS: dict[str, dict[str, Any]] = {
@@ -67,7 +71,9 @@ MOST = 5000  # rounds: the clock ends a run
 
 @dataclass(frozen=True)
 class Population:
-    """A task, cut small, and how long it takes synchronous FedAvg in each world, in simulated seconds."""
+    """A task, cut small, and how long it takes synchronous FedAvg in each world, in simulated
+    seconds.
+    """
 
     options: dict[str, Any]
     clients: int
@@ -193,7 +199,9 @@ def course(done: Run) -> list[Point]:
 
 
 def classes(done: Run, task: str, world: str, seed: int, **_: str) -> dict[str, dict[str, float]]:
-    """Per class of devices: how many were there in some hour, whom of them was ever scored, and the trained models."""
+    """Per class of devices: how many were there in some hour, whom of them was ever scored, and the
+    trained models.
+    """
     with open(done.folder / "clients.csv") as file:
         rows = {int(row["client"]): float(row["trained_acc"]) for row in csv.DictReader(file)}
     devices, everybody = load_device_classes(world), np.arange(POPULATIONS[task].clients)
@@ -234,7 +242,9 @@ def best_of(record: Record, side: str) -> float:
 def needed(
     results: Results, place: Axes, way: str, side: str, share: float, what: str
 ) -> dict[int, float | None]:
-    """By seed: what this way takes to a share of the baseline's best score; None where it does not get there."""
+    """By seed: what this way takes to a share of the baseline's best score; None where it does not
+    get there.
+    """
     found = {}
     for theirs in results.where(**place, way=BASELINE):
         for ours in results.where(**place, way=way, seed=theirs["seed"]):
@@ -252,7 +262,9 @@ def compared(
     what: str,
     beside: str = BASELINE,
 ) -> list[float | None]:
-    """By seed: what this way takes to the target, over what another takes; None where one does not get there."""
+    """By seed: what this way takes to the target, over what another takes; None where one does not
+    get there.
+    """
     ours, theirs = (needed(results, place, w, side, share, what) for w in (way, beside))
     pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
     return [None if mine is None or other is None else mine / other for mine, other in pairs]
@@ -326,12 +338,16 @@ def _faster(ratios: Sequence[float | None]) -> list[str] | None:
 
 
 def verdicts(results: Results) -> list[str]:
-    """Paired over seeds: the time to 95 % of each mode and policy against uniform, synchronous cohorts."""
+    """Paired over seeds: the time to 95 % of each mode and policy against uniform, synchronous
+    cohorts.
+    """
     return _against(results, [(way, BASELINE) for way in WAYS if way != BASELINE])
 
 
 def learning(results: Results) -> list[str]:
-    """What is learned, against the controls: the same policy that knows times only, or has random weights."""
+    """What is learned, against the controls: the same policy that knows times only, or has random
+    weights.
+    """
     return _against(
         results, [("learned", way) for way in ("learned: times only", "learned: at random")]
     )

@@ -1,4 +1,6 @@
-"""Where a shared representation pays: deep agents that differ in several ways, newcomers, absent agents."""
+"""Where a shared representation pays: deep agents that differ in several ways, newcomers, absent
+agents.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for words, options in page.TROUBLES.items()
     },
 }
-SIDE_SEEDS = 5  # of what is shared and of absences on CartPole with reversed motors, of importance on all of CartPole
+# Seeds of what is shared and of absences on CartPole with reversed motors, and of importance on all
+# of CartPole.
+SIDE_SEEDS = 5
 
 
 def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | None:
@@ -81,7 +85,9 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
 
 
 def cells(results: Results) -> list[Cell]:
-    """A few seeds of everything before more of anything: tasks and kinds one after the other, a seed at a time."""
+    """A few seeds of everything before more of anything: tasks and kinds one after the other, a
+    seed at a time.
+    """
     first = {"cartpole": 5, "acrobot": 3, "pendulum": 2, "hopper": 1}
     tasks, kinds = list(TASKS), ("reversed", "length", "goal", "sensors", "legs")
     found = grid(options, seed=SEEDS, task=TASKS, kind=kinds, method=VARIANTS)
@@ -112,7 +118,9 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
-    """Mean return of agents that nobody has seen after so many steps of their own, from what their method offers."""
+    """Mean return of agents that nobody has seen after so many steps of their own, from what their
+    method offers.
+    """
     method, task = built(options)
     assert isinstance(task, DeepRLTask)
     assert isinstance(task.env, PhysicsVecEnv)
@@ -135,7 +143,9 @@ def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
 
 
 def points(done: Run) -> list[dict[str, Any]]:
-    """One point per evaluation: environment steps of each agent, return of what it received and of what it trained."""
+    """One point per evaluation: environment steps of each agent, return of what it received and of
+    what it trained.
+    """
     config, found = done.config, []
     for log in done.evaluated:
         scores = {name: round(log[name]["return"], 1) for name in ("received", "trained")}

@@ -1,4 +1,6 @@
-"""The gate before any comparison: do single agents learn what others' single agents learn, seed after seed?"""
+"""The gate before any comparison: do single agents learn what others' single agents learn, seed
+after seed?
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def cells(results: Results) -> list[Cell]:
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
-    """Returns of each agent after parts of its steps. Agents share nothing, their first nets neither."""
+    """Returns of each agent after parts of its steps.
+
+    Agents share nothing, their first nets neither.
+    """
     gate: Mapping[str, Any] = GATES[cell.axes["task"]]
     _, task = built(cell.options)
     assert isinstance(task, DeepRLTask)

@@ -1,4 +1,6 @@
-"""Tables and figures of the study deep_rl: received and trained beside each other, with intervals over seeds."""
+"""Tables and figures of the study deep_rl: received and trained beside each other, with intervals
+over seeds.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def aim(results: Results) -> list[str]:
-    """pfeddqn-rep less the others over common seeds, for what is received and for what is trained."""
+    """pfeddqn-rep less the others over common seeds, for what is received
+    and for what is trained.
+    """
     rows: list[list[Any]] = []
     for task, kind in PLACES:
         last = {
@@ -141,7 +145,8 @@ def size(task: str) -> Callable[[Results], list[str]]:
             return []
         steps, config = int(one["curve"][-1]["steps"]), one.config
         return [
-            f"{config['agents']} agents, {config['rounds']} rounds: {steps:,} environment steps of each."
+            f"{config['agents']} agents, {config['rounds']} rounds: "
+            f"{steps:,} environment steps of each."
         ]
 
     return made
@@ -154,8 +159,8 @@ def former_hopper(results: Results) -> list[str]:
     if not made:
         return []
     return [
-        f"{len(made)} of these cells, of commit {commits}, were made by a task `hopper` that drove MuJoCo directly and "
-        "was removed since; others run the same bodies by `--task gym`."
+        f"{len(made)} of these cells, of commit {commits}, were made by a task `hopper` that "
+        "drove MuJoCo directly and was removed since; others run the same bodies by `--task gym`."
     ]
 
 

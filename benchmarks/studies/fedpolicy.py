@@ -1,4 +1,6 @@
-"""FedPolicy's policies against every fixed choice, on populations whose clients need different things."""
+"""FedPolicy's policies against every fixed choice, on populations whose clients need different
+things.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 def newcomer(options: Mapping[str, Any], model: Params) -> float | None:
-    """Clients of a fresh draw of the same population train the global model for five epochs: their test accuracy.
+    """Clients of a fresh draw of the same population train the global model for five epochs: their
+    test accuracy.
 
     Their rows are drawn anew from all 60,000, so that about a tenth were some training client's.
     """
@@ -263,7 +266,9 @@ def against_fixed(seeds: tuple[int, ...]) -> Callable[[Results], list[str]]:
 
 
 def relative_gains(results: Results) -> list[str]:
-    """Of every claimant over the strongest baseline, on the seeds that both have; then over populations."""
+    """Of every claimant over the strongest baseline, on the seeds that both have; then over
+    populations.
+    """
     rows: list[list[Any]] = []
     gains: dict[tuple[str, str], dict[str, float]] = {}
     for scenario in (scenario for scenario in ALL if found(results, scenario, "learned")):
@@ -325,7 +330,9 @@ def bytes_to_targets(results: Results) -> list[str]:
 
 
 def parts(results: Results, path: Path) -> None:
-    """Which part each client installed, round by round, under ``learned`` (first seed), in three populations."""
+    """Which part each client installed, round by round, under ``learned`` (first seed), in three
+    populations.
+    """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 

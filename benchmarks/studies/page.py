@@ -200,7 +200,9 @@ def certificates(results: Results) -> list[str]:
 
 
 def pendulum(results: Results) -> list[str]:
-    """Our DDPG beside a peer's (tests/learners/test_pendulum.py): return of each agent as it learns."""
+    """Our DDPG beside a peer's (tests/learners/test_pendulum.py): return of each agent as it
+    learns.
+    """
     curves: dict[str, Sequence[list[float]]] = json.loads(
         (results.folder / "pendulum.json").read_text()
     )

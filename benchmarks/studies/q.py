@@ -1,4 +1,6 @@
-"""Federated Q-learning: the paper's figures 3, 4, 5, slopes, and the experiments that it leaves open."""
+"""Federated Q-learning: the paper's figures 3, 4, 5, slopes, and the experiments that it leaves
+open.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ def curve(
 ) -> np.ndarray:
     """Normalised errors [rounds, sims] of the server's table after each synchronisation.
 
-    ``first_tables``: a seed from which each agent's first table is drawn, the same in all simulations.
+    ``first_tables``: a seed from which each agent's first table is drawn, the same in all
+    simulations.
     """
     state = tabular_q.init_state(problem, sims, seed, random_start)
     if first_tables is not None:
@@ -88,7 +91,9 @@ def summary(errors: np.ndarray) -> Kept:
 
 
 def tuned(problem: tabular_q.TabularProblem, rule: str, tau: int, steps: int, **how: Any) -> Kept:
-    """The rate with the least final error on the tuning seed, and what it reaches on the reporting seed."""
+    """The rate with the least final error on the tuning seed, and what it reaches on the reporting
+    seed.
+    """
     trials = {
         eta: float(curve(problem, rule, eta, tau, steps, seed=TUNING_SEED, **how)[-1].mean())
         for eta in RATES
@@ -106,7 +111,9 @@ def rounds_to(errors: np.ndarray, target: float) -> int | None:
 def fastest(
     problem: tabular_q.TabularProblem, rule: str, tau: int, steps: int, target: float, sims: int
 ) -> Kept:
-    """The rate that reaches the target first on the tuning seed, and its rounds on the reporting seed."""
+    """The rate that reaches the target first on the tuning seed, and its rounds on the reporting
+    seed.
+    """
     trials = {
         e: rounds_to(curve(problem, rule, e, tau, steps, sims=sims, seed=TUNING_SEED), target)
         for e in RATES
@@ -151,7 +158,9 @@ def draws(rule: str) -> Kept:
 
 
 def tables(rule: str) -> Kept:
-    """Figure 3 with one first table of each agent for all simulations: means and spreads over them, for 20 draws."""
+    """Figure 3 with one first table of each agent for all simulations: means and spreads over them,
+    for 20 draws.
+    """
     problem, means, spreads = walkers(two_state(0)), [], []
     for draw in range(20):
         errors = curve(problem, rule, PAPER_RATE[rule], 50, 2000, first_tables=1000 + draw)
@@ -173,7 +182,9 @@ def synq(tau: int) -> Kept:
 
 
 def fades(gamma: float, K: int) -> Kept:
-    """FedSynQ's error against K at the best rate, for several horizons 1 / (1 - gamma): T = 500, tau = 5."""
+    """FedSynQ's error against K at the best rate, for several horizons 1 / (1 - gamma): T = 500,
+    tau = 5.
+    """
     problem = tabular_q.TabularProblem([garnet(0, 5, 3, 5, gamma)], K)
     return tuned(problem, "equal", 5, 500, sims=30, random_start=False)
 
@@ -198,7 +209,9 @@ def slope(method: str, K: int, T: int) -> Kept:
 
 
 def refined_options(experiment: str, K: int, samples: int) -> dict[str, Any]:
-    """Fed-DVR-Q on the MDP of the slopes: four epochs of 25 rounds, a batch a quarter of the first reference's."""
+    """Fed-DVR-Q on the MDP of the slopes: four epochs of 25 rounds, a batch a quarter of the first
+    reference's.
+    """
     place = {
         "task": "garnet",
         "states": 5,
@@ -232,7 +245,9 @@ def refined(cell: Cell, folder: Path) -> Kept:
 
 
 def communication(rule: str, tau: int) -> Kept:
-    """Bytes (up and down, all agents) until the mean error is 0.06: the paper's experiment, best rate per tau."""
+    """Bytes (up and down, all agents) until the mean error is 0.06: the paper's experiment, best
+    rate per tau.
+    """
     problem, target, horizon = walkers(two_state(0)), 0.06, 4000
     found = fastest(problem, rule, tau, horizon, target, 50)
     rounds = found["rounds"]
@@ -244,7 +259,9 @@ def communication(rule: str, tau: int) -> Kept:
 
 
 def heterogeneity(mdp: str, epsilon: float) -> Kept:
-    """Policies from equal (epsilon 1) to disjoint (0), with the theory's numbers; error and local steps to a target."""
+    """Policies from equal (epsilon 1) to disjoint (0), with the theory's numbers; error and local
+    steps to a target.
+    """
     place, T, target = (
         (two_state(0), 2000, 0.06) if mdp == "two-state" else (garnet(3, 10, 5, 3), 4000, 0.05)
     )
@@ -292,7 +309,9 @@ SETTINGS: dict[str, tuple[Callable[[], tabular_q.TabularProblem], bool]] = {
 
 
 def straggler(setting: str, pattern: str) -> Kept:
-    """Agents that skip synchronisations or come late; they walk on meanwhile with the table they hold."""
+    """Agents that skip synchronisations or come late; they walk on meanwhile with the table they
+    hold.
+    """
     make, random_start = SETTINGS[setting]
     how: Kept = {"sims": 50, "random_start": random_start, "present": PATTERNS[pattern]}
     rules = {rule: tuned(make(), rule, 50, 6000, **how) for rule in tabular_q.AVERAGING_RULES}
@@ -316,9 +335,9 @@ def environment(strength: float, epsilon: float, pattern: str) -> Kept:
 
 
 EXPERIMENTS: dict[str, Callable[..., Kept]] = {
-    "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope, "bytes": communication,
-    "het": heterogeneity, "coverage": partial_coverage, "straggler": straggler, "env": environment,
-    "tables": tables, "synq": synq, "fades": fades,
+    "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope,
+    "bytes": communication, "het": heterogeneity, "coverage": partial_coverage,
+    "straggler": straggler, "env": environment, "tables": tables, "synq": synq, "fades": fades,
 }  # fmt: skip
 
 

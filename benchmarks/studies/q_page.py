@@ -35,7 +35,9 @@ def shown(result: dict[str, Any]) -> str:
 
 
 def three(r: Record) -> list[str]:
-    """The three rules of a cell, the best one bold (ties within two standard errors count as ties)."""
+    """The three rules of a cell, the best one bold (ties within two
+    standard errors count as ties).
+    """
     best = min((r[rule] for rule in RULES), key=lambda found: found["error"])
     line = best["error"] + 2 * best["standard_error"]
     return [
@@ -51,7 +53,8 @@ def fig3(results: Results) -> list[str]:
     rows: list[list[Any]] = []
     for r in results.where(experiment="fig3"):
         points = dict(zip(r["steps"], r["points"], strict=True))
-        label = f"{r['rule']}, η = {r['eta']:g} ({'tuned for T = 2000' if r['rate'] == 'tuned' else 'as published'})"
+        rate = "tuned for T = 2000" if r["rate"] == "tuned" else "as published"
+        label = f"{r['rule']}, η = {r['eta']:g} ({rate})"
         bands = [
             f"{points[t]['error']:.3f} [{points[t]['p10']:.3f}, {points[t]['p90']:.3f}]" for t in AT
         ]
@@ -59,7 +62,10 @@ def fig3(results: Results) -> list[str]:
         if r["rate"] == "paper":
             rows.append([f"{r['rule']}, the paper's figure", *PAPER3[r["rule"]]])
     for r in results.where(experiment="draws"):
-        label = f"{r['rule']}, η = {r['eta']:g}: least ... largest mean over {r['mdp_seeds']} draws of the MDP"
+        label = (
+            f"{r['rule']}, η = {r['eta']:g}: least ... largest mean over {r['mdp_seeds']} draws "
+            "of the MDP"
+        )
         rows.append(
             [
                 label,
@@ -73,7 +79,9 @@ def fig3(results: Results) -> list[str]:
 
 
 def first_tables(results: Results) -> list[str]:
-    """One first table for all simulations: what of figure 3's spread it leaves, and how near the paper one comes."""
+    """One first table for all simulations: what of figure 3's spread it leaves, and how near the
+    paper one comes.
+    """
     rows: list[list[Any]] = []
     for r in results.where(experiment="tables"):
         means, spreads, paper = (
@@ -327,6 +335,7 @@ def draw_slopes(results: Results, path: Path) -> None:
 TABLES = {
     "first_tables": first_tables, "synq": synq, "fades": fades, "refined": refined, "fig3": fig3,
     "fig4": fig4, "fig5": fig5, "slopes": slopes, "communication": communication,
-    "heterogeneity": heterogeneity, "coverage": coverage, "stragglers": stragglers, "environments": environments,
+    "heterogeneity": heterogeneity, "coverage": coverage, "stragglers": stragglers,
+    "environments": environments,
 }  # fmt: skip
 FIGURES = {"fig3.svg": draw3, "fig4.svg": draw4, "fig5.svg": draw5, "slopes.svg": draw_slopes}

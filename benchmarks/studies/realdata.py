@@ -1,4 +1,6 @@
-"""The main methods on real data, at sizes that fit two cores: Fashion-MNIST, CIFAR-100 and Shakespeare."""
+"""The main methods on real data, at sizes that fit two cores: Fashion-MNIST, CIFAR-100 and
+Shakespeare.
+"""
 
 from __future__ import annotations
 

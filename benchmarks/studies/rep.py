@@ -34,7 +34,8 @@ UNITS = (0.01, 1.0, 100.0)
 AGENTS = (2, 4, 8, 16, 32, 64)
 TARGETS = (0.2, 0.1, 0.06, 0.04)
 BUDGET = 800_000  # rounds times agents
-LEAST = 40_000  # rounds that even the largest federation takes in the main table, to compare all sizes at one T
+# Rounds that even the largest federation takes in the main table, to compare all sizes at one T.
+LEAST = 40_000
 SHOWN = (1000, 2000, 5000, 10_000, 20_000, 40_000, 100_000, 200_000, 400_000)
 SHARING = ("nothing", "everything", "representation")
 
@@ -51,10 +52,19 @@ def chains(seed: int, agents: int) -> list[TabularMDP]:
 
 
 def measured(
-    mdps: Sequence[TabularMDP], seed: int, steps: np.ndarray, marks: np.ndarray, *, rank: int = RANK,
-    epsilon: float = 1.0, sharing: str = "representation", relative: bool = False,
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """Exact subspace distance and mean value errors, plain and by visits (with actions also regret), at `marks`."""
+    mdps: Sequence[TabularMDP],
+    seed: int,
+    steps: np.ndarray,
+    marks: np.ndarray,
+    *,
+    rank: int = RANK,
+    epsilon: float = 1.0,
+    sharing: str = "representation",
+    relative: bool = False,
+) -> dict[str, np.ndarray]:
+    """Exact subspace distance and mean value errors, plain and by visits (with actions also
+    regret), at `marks`.
+    """
     if sharing == "nothing":
         how: dict[str, Any] = {"rank": rank, "epsilon": epsilon, "relative": relative}
         alone = [measured([mdp], seed, steps, marks, **how) for mdp in mdps]
@@ -123,7 +133,9 @@ def one_size(
 
 
 def first(agents: int, sharing: str) -> dict[str, Any]:
-    """One agent and two agents (the summary's first two experiments), and sixteen, against the baselines."""
+    """One agent and two agents (the summary's first two experiments), and sixteen, against the
+    baselines.
+    """
     marks, steps = np.array([100, 1000, 10_000, 40_000]), rates(40_000, **SCHEDULE)
     runs = [measured(chains(seed, agents), seed, steps, marks, sharing=sharing) for seed in SEEDS]
     kept = {name: rounded([run[name] for run in runs]) for name in ("distance", "error")}

@@ -26,7 +26,9 @@ def sizes(results: Results, experiment: str, **axes: Any) -> list[Record]:
 
 
 def interval(values: Sequence[float | None]) -> str:
-    """Mean over seeds and the half-width of its 95 % interval (normal); how many diverged, if any."""
+    """Mean over seeds and the half-width of its 95 % interval (normal); how
+    many diverged, if any.
+    """
     v = np.array([value for value in values if value is not None])
     if len(v) < len(values):
         return f"{len(values) - len(v)} of {len(values)} seeds diverged"
@@ -34,7 +36,9 @@ def interval(values: Sequence[float | None]) -> str:
 
 
 def slope(x: Sequence[float], by_size: np.ndarray) -> str:
-    """Slope of the geometric mean over seeds, and its 95 % interval when seeds are drawn anew; by_size [x, seeds]."""
+    """Slope of the geometric mean over seeds, and its 95 % interval when seeds are drawn anew;
+    by_size [x, seeds].
+    """
     logs, rng = np.log(by_size), np.random.default_rng(0)
     value, _ = fit_slope(x, np.exp(logs.mean(1)))
     picks = rng.integers(logs.shape[1], size=(DRAWS, *logs.shape))
@@ -224,7 +228,8 @@ def draw_distance(results: Results, path: Path) -> None:
 
 
 TABLES = {
-    "speedup": rounds("speedup"), "confirm": rounds("confirm"), "constant": constant, "slopes": slopes,
-    "regimes": regimes, "first": first, "control": control, "units": units, "minutes": minutes,
+    "speedup": rounds("speedup"), "confirm": rounds("confirm"), "constant": constant,
+    "slopes": slopes, "regimes": regimes, "first": first, "control": control, "units": units,
+    "minutes": minutes,
 }  # fmt: skip
 FIGURES = {"speedup.svg": draw_speedup, "distance.svg": draw_distance}

@@ -1,4 +1,5 @@
-"""Adapters over a language model of a million parameters: roles of Shakespeare's plays, who have little to say each.
+"""Adapters over a language model of a million parameters: roles of Shakespeare's plays, who have
+little to say each.
 
 Beside it the LSTM that ships, which read the same text as often.
 """
@@ -45,7 +46,9 @@ LSTM: dict[str, Any] = {
 
 
 def rates(way: str) -> tuple[float, ...]:
-    """Learning rates that are tried; for the transformer one, that a first look at another seed found to do best."""
+    """Learning rates that are tried; for the transformer one, that a first look at another seed
+    found to do best.
+    """
     if way == LSTM_WAY:
         return 0.03, 0.1, 0.3
     return (1.0,) if "adapter" in WAYS[way] else (0.05,)
@@ -68,7 +71,9 @@ def _spoken(seed: int) -> Path:
 
 
 def write_roles(seed: int) -> None:
-    """What the same roles say whom the task `shakespeare` draws by this seed: their first rows, without overlap."""
+    """What the same roles say whom the task `shakespeare` draws by this seed: their first rows,
+    without overlap.
+    """
     arrays, rng = load_dataset(SHAKESPEARE, ""), streams.generator(seed, streams.SHAKESPEARE)
     start = arrays["sizes"].cumsum() - arrays["sizes"]
     with open(_spoken(seed), "w", newline="") as file:
@@ -81,7 +86,9 @@ def write_roles(seed: int) -> None:
 
 
 def cells(results: Results) -> list[Cell]:
-    """Each way's rate is chosen by validation on the first seed; the other seeds have only that one."""
+    """Each way's rate is chosen by validation on the first seed; the other seeds have only that
+    one.
+    """
     every = grid(
         options, way=WAYS, rate=sorted({rate for way in WAYS for rate in rates(way)}), seed=SEEDS
     )

@@ -1,4 +1,6 @@
-"""PAGE's tables 1 and 2 (column Synthetic), ours beside the published figures: every method that suits."""
+"""PAGE's tables 1 and 2 (column Synthetic), ours beside the published figures: every method that
+suits.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ SHOWN = (
     "rounds to converge: global",
     "rounds to converge",
 )
-PAPER = {  # global %, local %, convergence round (tables 1 and 2; about 900 rounds, 210 training samples per client)
+# Global %, local % and convergence round (tables 1 and 2; about 900 rounds, 210 training samples
+# per client).
+PAPER = {
     "fedavg": (91.46, 95.26, 902),
     "fedprox": (91.48, 95.49, 896),
     "scaffold": (97.37, 95.71, 878),

@@ -1,4 +1,5 @@
-"""Natural federations: hospitals, regions, airlines, people; repeated splits, every client by name, pooled training.
+"""Natural federations: hospitals, regions, airlines, people; repeated splits, every client by name,
+pooled training.
 
 On the split that FLamby published, its own figures stand beside ours.
 """
@@ -123,7 +124,9 @@ def options(data: str, seed: int) -> dict[str, Any]:
 
 
 def suited(data: str) -> list[str]:
-    """A linear model has no head to keep or to redistribute; scikit-learn has no model of survival."""
+    """A linear model has no head to keep or to redistribute; scikit-learn
+    has no model of survival.
+    """
     left_out = {"fedper", "fedpolicy"} if FILES[data]["model"] == "linear" else set()
     if data == "brca":
         left_out |= set(SCIKIT)
@@ -201,7 +204,9 @@ def _rounded(scores: dict[str, float]) -> dict[str, float | None]:
 
 
 def repeated(data: str, results: Results) -> list[str]:
-    """Every method: scores over splits, paired difference to FedAvg and to local training, steps and bytes."""
+    """Every method: scores over splits, paired difference to FedAvg and to local training, steps
+    and bytes.
+    """
     head, rows = HEADLINES[data], []
     kept: dict[str, list[Record]] = {
         m: results.where(data=data, method=m) for m in (*METHODS, *OUTSIDE)
@@ -254,7 +259,9 @@ def by_client(data: str, results: Results) -> list[str]:
 
 
 Gains = dict[str, PairedDifference]
-"""By client: over the better of FedAvg and local training, mean and interval of the differences paired by split."""
+"""By client: over the better of FedAvg and local training, mean and interval of the differences
+paired by split.
+"""
 
 
 def gains(data: str, results: Results) -> dict[str, Gains]:
@@ -380,7 +387,9 @@ def _best(found: dict[str, Gains]) -> str:
 def _against_better(
     name: str, sign: int, ours: Clients, *others: Clients
 ) -> PairedDifference | None:
-    """Paired by split, as gains: against whichever of the others is better for this client on average."""
+    """Paired by split, as gains: against whichever of the others is better for this client on
+    average.
+    """
 
     def scores(kept: Clients) -> dict[int, float]:
         return {

@@ -70,7 +70,9 @@ def test_report_and_models(compared: eq.Comparison) -> None:
 
 
 def test_a_score_that_nobody_has_is_undefined_in_words(tmp_path: Path) -> None:
-    """Each client's rows are of one class, so that none has an AUC; the server, with rows of all, does."""
+    """Each client's rows are of one class, so that none has an AUC; the server, with rows of all,
+    does.
+    """
     rng = np.random.default_rng(0)
     tables = {
         f"site {k}": {

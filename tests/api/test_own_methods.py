@@ -1,4 +1,6 @@
-"""Methods of the user's own: classes, instances, files, notebook cells; and one sentence for each mistake."""
+"""Methods of the user's own: classes, instances, files, notebook cells; and one sentence for each
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Halfway(Method):
 
     def receive(self, c: Client) -> tuple[Params, State]:
         sent = merge_sent_blocks(c)
-        return {name: c.local_params[name] + self.share * (sent[name] - c.local_params[name]) for name in sent}, c.state
+        own = c.local_params
+        return {name: own[name] + self.share * (sent[name] - own[name]) for name in sent}, c.state
 '''
 
 
@@ -83,7 +86,8 @@ def test_shipped_classes_are_recorded_by_name(tmp_path: Path) -> None:
 def test_a_class_of_main_works_and_says_how_to_resume(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     text = FILE.replace("from equipoise.core", "import equipoise as eq\nfrom equipoise.core")
-    go = f"eq.run('{tmp_path}/out', method=Halfway(share=0.3), clients=4, samples=40, rounds=2, epochs=1)"
+    sizes = "clients=4, samples=40, rounds=2, epochs=1"
+    go = f"eq.run('{tmp_path}/out', method=Halfway(share=0.3), {sizes})"
     script.write_text(
         f"{text}\n\nrun = {go}\nprint(run.config['method'], run.resume().final.rounds)\n"
     )

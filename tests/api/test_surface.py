@@ -1,4 +1,6 @@
-"""What is public, how lightly it is imported, and that every line of the documentation's Python runs."""
+"""What is public, how lightly it is imported, and that every line of the documentation's Python
+runs.
+"""
 
 import ast
 import json
@@ -55,7 +57,9 @@ def test_every_public_name_is_there_for_users_editors_and_readers() -> None:
 
 
 def test_every_method_is_in_the_namespace() -> None:
-    """By its file alone; what editors complete from may lag behind, but names nothing that is not there."""
+    """By its file alone; what editors complete from may lag behind, but names nothing that is not
+    there.
+    """
     shipped = {method.__name__: method for method in all_methods().values()}
     assert imported_for_types(Path(methods.__file__)) <= set(shipped)
     assert set(dir(methods)) == {*shipped, "all_methods", "find_method"}
@@ -133,7 +137,7 @@ def test_the_notebook_runs(here: Path) -> None:
 
 
 def test_the_api_as_designed(here: Path) -> None:
-    """Each line of the design's code, on less data."""
+    """Values that the calls of the design return; test_design.py runs each of its lines."""
     pytest.importorskip("pyarrow", reason="the extra data is not installed")
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     run = eq.run(method="autopilot", task="synthetic", seed=0, **SHORT)

@@ -1,4 +1,6 @@
-"""Speeds of two commits: each checkout's own round is measured, and pairs of slices give the ratio."""
+"""Speeds of two commits: each checkout's own round is measured, and pairs
+of slices give the ratio.
+"""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,6 @@
-"""Hopper with another leg: sizes and masses, and Gymnasium's own environment where the leg is its own."""
+"""Hopper with another leg: sizes and masses, and Gymnasium's own environment where the leg is its
+own.
+"""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The laboratory: a grid is run once, in any order and number of processes, and nothing finished is ever lost."""
+"""The laboratory: a grid is run once, in any order and number of processes, and nothing finished is
+ever lost.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""What a study measures of a cell today is what its tables read: short versions of cells beside committed ones."""
+"""What a study measures of a cell today is what its tables read: short versions of cells beside
+committed ones.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ GONE = {
 
 
 def short(study: str, name: str, folder: Path, **changed: Any) -> set[str]:
-    """Measure a committed cell with some options changed; gives the names of committed figures that it lacks."""
+    """Measure a committed cell with some options changed; gives the names of committed figures that
+    it lacks.
+    """
     results = Results(RESULTS / study)
     record, declared = (
         results.records[name],
@@ -56,8 +60,12 @@ def test_realdata(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["seed500-cartpole-length-dqn", "seed500-cartpole-reversed-pfeddqn-rep", "seed500-cartpole-goal-fedpolicy"],
-)  # fmt: skip
+    [
+        "seed500-cartpole-length-dqn",
+        "seed500-cartpole-reversed-pfeddqn-rep",
+        "seed500-cartpole-goal-fedpolicy",
+    ],
+)
 def test_deep_rl(name: str, tmp_path: Path) -> None:
     assert not short("deep_rl", name, tmp_path, agents=3, **SHORT)
 

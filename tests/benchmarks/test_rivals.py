@@ -1,4 +1,6 @@
-"""What controllers are compared with: baselines of one budget at their best setting, on seeds that both have."""
+"""What controllers are compared with: baselines of one budget at their best setting, on seeds that
+both have.
+"""
 
 from pathlib import Path
 

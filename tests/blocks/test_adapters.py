@@ -1,4 +1,6 @@
-"""Low-rank adapters: by definition, over a base that is held once, as blocks that travel or stay."""
+"""Low-rank adapters: by definition, over a base that is held once, as
+blocks that travel or stay.
+"""
 
 from pathlib import Path
 
@@ -104,7 +106,9 @@ def test_a_layer_may_be_called_blocks() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_stacks_gradients_are_each_clients_own(bias: bool) -> None:
-    """With respect to the adapters and to the rows that come from the layer before, two adapters in each layer."""
+    """With respect to the adapters and to the rows that come from the layer before, two adapters in
+    each layer.
+    """
     layers = nn.Sequential(nn.Linear(5, 7, bias), nn.Tanh(), nn.Linear(7, 3, bias)).double()
     module = add_adapters(layers, LoraConfig(rank=2, names="one,two", alpha=6), 0)
     forward = stacked_forward(module)

@@ -1,4 +1,6 @@
-"""Any number of blocks: what travels, what moves, what is installed; and FedPolicy's choice among sets of them."""
+"""Any number of blocks: what travels, what moves, what is installed; and FedPolicy's choice among
+sets of them.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Batch normalisation and dropout: by definition, on every executor, after a resume; statistics stay or travel."""
+"""Batch normalisation and dropout: by definition, on every executor, after a resume; statistics
+stay or travel.
+"""
 
 from pathlib import Path
 
@@ -144,7 +146,10 @@ FAR = {"pfedme": {"beta": 2.0}, "fedrecon": {"server_lr": 2.0}}
 
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in STEPPING), *FAR.items()])
 def test_servers_that_step_average_statistics(name: str, options: dict[str, float]) -> None:
-    """A variance that is extrapolated may become negative. Weights are by data size, or equal where a paper says so."""
+    """A variance that is extrapolated may become negative.
+
+    Weights are by data size, or equal where a paper says so.
+    """
     sim = simulate(all_methods()[name](**options), task(), 3)
     sizes = sim.task.num_examples(torch.arange(sim.task.num_clients)).double()
     for weights in (sizes / sizes.sum(), torch.full_like(sizes, 1 / len(sizes))):

@@ -55,7 +55,9 @@ def test_a_transformer_takes_characters_only() -> None:
 
 
 def test_what_a_row_keeps_is_what_its_gradient_needs() -> None:
-    """In float64: 4 numbers of the input and 8 of tanh, which the last layer shares; frozen layers need no input."""
+    """In float64: 4 numbers of the input and 8 of tanh, which the last layer shares; frozen layers
+    need no input.
+    """
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     x, every = torch.randn(1, 4).double(), dict(net.named_parameters())
     net.requires_grad_(False)

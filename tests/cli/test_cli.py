@@ -104,7 +104,8 @@ def test_config_json_repeats_the_run(tmp_path):
 
 def test_toml_config_with_the_command_line_on_top(tmp_path):
     (tmp_path / "c.toml").write_text(
-        'method = "finetune"\nrounds = 2\nclients = 4\nsamples = 40\nbatch-size = 7\ntune_lr = 0.5\nepochs = 1\n'
+        'method = "finetune"\nrounds = 2\nclients = 4\nsamples = 40\n'
+        "batch-size = 7\ntune_lr = 0.5\nepochs = 1\n"
     )
     config = ["--config", str(tmp_path / "c.toml")]
     assert main(["run", *config, "--rounds", "3", "--out", str(tmp_path / "x"), "--quiet"]) == 0

@@ -1,4 +1,7 @@
-"""The examples run as they are, and stay short. Those on data of one's own are in tests/data/test_own.py."""
+"""The examples run as they are, and stay short.
+
+Those on data of one's own are in tests/data/test_own.py.
+"""
 
 import runpy
 from pathlib import Path

@@ -142,7 +142,7 @@ def test_help_shows_default_and_bounds(capsys: pytest.CaptureFixture[str]) -> No
     assert "--task.alpha" not in text
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_method_and_task_may_have_an_option_of_one_name() -> None:
@@ -283,7 +283,7 @@ def test_from_python_a_schedule_is_given_as_it_is() -> None:
     assert settings.training.at(1, 2).lr == 0.1
 
 
-# --- PAGE's table 7 -------------------------------------------------------------------------------------------------
+# --- PAGE's table 7 -------------------------------------------------------------------------------
 
 
 def test_the_critics_have_table_7s_rate_of_the_task_they_are_on() -> None:

@@ -1,4 +1,6 @@
-"""The table of devices: worlds that ship, the user's own, and everything that is wrong with it at once."""
+"""The table of devices: worlds that ship, the user's own, and everything that is wrong with it at
+once.
+"""
 
 import pytest
 
@@ -89,7 +91,9 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_equal_devices_are_the_default():
-    """A clock that nobody asked for must change no result: everybody is there, replies, and takes its turn."""
+    """A clock that nobody asked for must change no result: everybody is there, replies, and takes
+    its turn.
+    """
     (only,) = DEVICE_POPULATIONS["default"]
     assert (only.spread, only.jitter, only.dropout, set(only.present)) == (0, 0, 0, {1.0})
     assert ClockConfig().device_classes == DEVICE_POPULATIONS["default"]

@@ -1,4 +1,6 @@
-"""Everybody's device: times and energy by hand, draws that depend on nobody else, and the queue of events."""
+"""Everybody's device: times and energy by hand, draws that depend on nobody else, and the queue of
+events.
+"""
 
 import math
 
@@ -22,7 +24,9 @@ def whole(value, ids=IDS):
 
 
 def test_a_trip_by_hand():
-    """300 samples at 100 per second, 1 MB down at 8 Mbit/s, 0.5 MB up at 2 Mbit/s: 3 + 1 + 2 seconds."""
+    """300 samples at 100 per second, 1 MB down at 8 Mbit/s, 0.5 MB up at 2 Mbit/s: 3 + 1 + 2
+    seconds.
+    """
     fleet = DevicePopulation(
         (Device("one", 1.0, 100.0, up=2.0, down=8.0, watts=4.0, radio=0.5),), 0
     )

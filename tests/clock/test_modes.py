@@ -1,4 +1,6 @@
-"""Rounds by the clock: FedBuff by hand, identities with rounds without a clock, resume, executors, refusals."""
+"""Rounds by the clock: FedBuff by hand, identities with rounds without a clock, resume, executors,
+refusals.
+"""
 
 import itertools
 import json
@@ -61,8 +63,9 @@ def first_seed(timing):
 def test_fedbuff_by_hand(tmp_path):
     """A buffer of one; the fast client has b = 8, the slow one b = -4, and both start at w = 0.
 
-    1 s: the fast one brings (0 + 8)/2, w = 4. 2 s: (4 + 8)/2, w = 6. 2.5 s: the slow one brings a change of -2 that is
-    two models late: w = 6 - 2/sqrt(3). 3 s: the fast one, which began at 6, brings a change of 1, one model late.
+    1 s: the fast one brings (0 + 8)/2, w = 4. 2 s: (4 + 8)/2, w = 6. 2.5 s: the slow one brings a
+    change of -2 that is two models late: w = 6 - 2/sqrt(3). 3 s: the fast one, which began at 6,
+    brings a change of 1, one model late.
     """
     timing = ClockConfig(devices=world(tmp_path), mode="async", buffer=1)
     seed = first_seed(timing)
@@ -88,7 +91,9 @@ def test_fedbuff_by_hand(tmp_path):
 
 
 def test_semi_synchronous_by_hand(tmp_path):
-    """Two seconds at most; the slow one comes in the second round, one model late, and that ends with the fast one."""
+    """Two seconds at most; the slow one comes in the second round, one model late, and that ends
+    with the fast one.
+    """
     timing = ClockConfig(devices=world(tmp_path), mode="semi", deadline="2s", staleness=1.0)
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     run = clocked("fedavg", task, timing, 2, seed=first_seed(timing))
@@ -175,7 +180,9 @@ def test_nobody_is_asked_twice_before_it_has_replied():
 
 
 def test_where_nobody_is_there_time_passes(tmp_path):
-    """Devices that are there at six in the morning only: rounds begin then, as long as it is six."""
+    """Devices that are there at six in the morning only: rounds begin then,
+    as long as it is six.
+    """
     present = " ".join(str(int(hour == 6)) for hour in range(24))
     (tmp_path / "six.csv").write_text(
         f"name,share,speed,present,up,down\nowl,1,0.001,{present},1e9,1e9\n"
@@ -306,7 +313,9 @@ def test_the_command_line_ends_a_run_by_the_clock(tmp_path, capsys):
 
 
 def test_what_did_not_come_in_time_leaves_no_trace(tmp_path):
-    """A deadline that nobody keeps: the model stays, clients stay as they were, and the log says why."""
+    """A deadline that nobody keeps: the model stays, clients stay as they were, and the log says
+    why.
+    """
     task = small_task()
     run = clocked("fedper", task, ClockConfig(devices="phones", deadline="0.001s"), 2)
     assert largest_difference(run.params, run.initial_params) == 0

@@ -1,4 +1,6 @@
-"""Policies of decision 0: by hand, as a user writes one, in runs that are interrupted, and what is refused."""
+"""Policies of decision 0: by hand, as a user writes one, in runs that are interrupted, and what is
+refused.
+"""
 
 import json
 import math
@@ -107,13 +109,17 @@ def test_oort_weighs_utility_against_time():
 
 
 def test_fair_goes_in_turn():
-    """Whoever never replied first, even if it was asked lately; then whoever waits longest, replies or not."""
+    """Whoever never replied first, even if it was asked lately; then whoever waits longest, replies
+    or not.
+    """
     assert chosen(Fair(), pool(1, round=9, replies=[3, 1, 2, 0, 5], last=[1, 2, 3, 8, 4])) == [3]
     assert chosen(Fair(), pool(2, round=9, replies=[9, 1, 1, 1, 1], last=[2, 7, 3, 8, 8])) == [0, 2]
 
 
 def test_the_set_with_the_most_worth_per_second():
-    """Worth 1 each and times 1, 2, 10: two bring 2 in 2 seconds; the third would have to be worth more."""
+    """Worth 1 each and times 1, 2, 10: two bring 2 in 2 seconds; the third would have to be worth
+    more.
+    """
     three, nobody = pool(2, 3, seconds=[1.0, 2.0, 10.0]), torch.zeros(3, dtype=torch.bool)
     assert max_utility_per_second(three, torch.tensor([1.0, 1.0, 1.0]), nobody).tolist() == [0, 1]
     assert max_utility_per_second(three, torch.tensor([1.5, 1.0, 20.0]), nobody).tolist() == [0, 2]
@@ -129,14 +135,18 @@ def test_the_set_with_the_most_worth_per_second():
 
 
 def test_whoever_is_due_is_asked_and_the_rest_fills_its_time():
-    """The slow one must be in it, so the other place goes to the most worth within its ten seconds."""
+    """The slow one must be in it, so the other place goes to the most worth
+    within its ten seconds.
+    """
     four = pool(2, 4, seconds=[1.0, 2.0, 10.0, 9.0])
     due = torch.tensor([False, False, True, False])
     assert max_utility_per_second(four, torch.tensor([1.0, 1.0, 0.1, 1.5]), due).tolist() == [2, 3]
 
 
 def test_everybody_is_asked_at_least_so_often():
-    """Uniform cohorts of 2 of 5 ask everybody once in 2.5 rounds; a quarter of that is once in 10; slow ones first."""
+    """Uniform cohorts of 2 of 5 ask everybody once in 2.5 rounds; a quarter of that is once in 10;
+    slow ones first.
+    """
     waiting = pool(2, round=21, last=[20, 11, 10, 10, 10], seconds=[1.0, 2.0, 3.0, 5.0, 4.0])
     assert LearnedSelection(floor=0.25).overdue(waiting).tolist() == [
         False,
@@ -151,7 +161,9 @@ def test_everybody_is_asked_at_least_so_often():
 
 
 def test_slow_clients_are_not_left_behind():
-    """One client takes a thousand times as long as the others: it is asked once in 5 / 0.25 rounds, no more."""
+    """One client takes a thousand times as long as the others: it is asked once in 5 / 0.25 rounds,
+    no more.
+    """
     learner, last = LearnedSelection(control="zero"), torch.zeros(5, dtype=torch.int64)
     asked = []
     for t in range(1, 101):
@@ -163,7 +175,9 @@ def test_slow_clients_are_not_left_behind():
 
 
 def test_the_bandit_learns_what_brings_progress():
-    """A reply brings 1 + 0.5 of the client's loss beside the others': that is what the regression finds."""
+    """A reply brings 1 + 0.5 of the client's loss beside the others': that is what the regression
+    finds.
+    """
     learner = LearnedSelection(forgetting=1.0)
     state = learner.init()
     for t in range(1, 400):
@@ -274,7 +288,8 @@ def test_a_policy_of_ones_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "import equipoise as eq\n\n"
-        "class Quickest(eq.SelectionPolicy):\n    def scores(self, pool):\n        return -pool.seconds\n"
+        "class Quickest(eq.SelectionPolicy):\n"
+        "    def scores(self, pool):\n        return -pool.seconds\n"
     )
     typed = [
         "--clients",

@@ -1,4 +1,6 @@
-"""Epochs that fit the deadline: by hand, under methods that decide epochs themselves, on both executors."""
+"""Epochs that fit the deadline: by hand, under methods that decide epochs themselves, on both
+executors.
+"""
 
 import math
 
@@ -35,7 +37,9 @@ def table(tmp_path, speed):
 
 
 def test_epochs_by_hand(tmp_path):
-    """Equal clients whose epoch is so many samples: at ten samples per second the deadline leaves two of five."""
+    """Equal clients whose epoch is so many samples: at ten samples per second the deadline leaves
+    two of five.
+    """
     task = small_task(training=TrainingConfig(epochs=5, lr=0.05, batch_size=8), size_sigma=0.0)
     ids = torch.arange(task.num_clients)
     epoch = task.num_steps(ids, torch.ones_like(ids), task.training) * 8

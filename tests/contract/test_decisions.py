@@ -1,4 +1,6 @@
-"""What a method decides is known from its hooks; decision 0 is a hook; wrappers forward all that they leave alone."""
+"""What a method decides is known from its hooks; decision 0 is a hook; wrappers forward all that
+they leave alone.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

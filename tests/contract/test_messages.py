@@ -1,4 +1,6 @@
-"""Messages are trees: they are cut, stacked, mapped, written and read whole; what differs by client is told apart."""
+"""Messages are trees: they are cut, stacked, mapped, written and read whole; what differs by client
+is told apart.
+"""
 
 import pickle
 
@@ -105,7 +107,9 @@ def test_places_can_stand_where_tensors_were():
 
 
 def test_stacks_that_come_one_after_another_are_one() -> None:
-    """As their concatenation; what every part has twice is held once, and no longer than every part has it twice."""
+    """As their concatenation; what every part has twice is held once, and no longer than every part
+    has it twice.
+    """
     model, other = torch.arange(12.0).reshape(6, 2), torch.ones(6, 1)
 
     def part(here: slice, twice: bool) -> dict[str, torch.Tensor]:

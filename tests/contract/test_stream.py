@@ -1,4 +1,6 @@
-"""A round that keeps one chunk's models at a time gives the numbers of one that keeps them all, to the bit."""
+"""A round that keeps one chunk's models at a time gives the numbers of one that keeps them all, to
+the bit.
+"""
 
 import copy
 from dataclasses import dataclass, replace
@@ -109,7 +111,9 @@ def test_what_others_were_given_does_not_change():
 
 @pytest.mark.parametrize(("model", "keep"), [("linear", True), ("linear", False), ("mlp", True)])
 def test_chunks_in_one_stack_are_chunks_one_after_another_to_the_bit(model, keep):
-    """Of clients with equally many rows; a method that computes at clients by itself keeps its chunks apart."""
+    """Of clients with equally many rows; a method that computes at clients by itself keeps its
+    chunks apart.
+    """
 
     class Apart(Stacked):
         def groups(self, ids, down):

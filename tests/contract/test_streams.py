@@ -1,4 +1,6 @@
-"""Random streams: no two users share one, and the draws of a method's own are apart from all others."""
+"""Random streams: no two users share one, and the draws of a method's own are apart from all
+others.
+"""
 
 import numpy as np
 import pytest

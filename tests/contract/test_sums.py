@@ -1,4 +1,6 @@
-"""Methods made of sums: chunks of a cohort add up to the whole, and who needs every upload is known."""
+"""Methods made of sums: chunks of a cohort add up to the whole, and who needs every upload is
+known.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -26,7 +26,7 @@ def _fails(source, folder, *words):
     assert "\n" not in str(error.value)
 
 
-# --- Fashion-MNIST ---------------------------------------------------------------------------------------------------
+# --- Fashion-MNIST --------------------------------------------------------------------------------
 
 
 def test_idx_files_to_the_byte(tmp_path):
@@ -68,7 +68,7 @@ def test_the_real_fashion_mnist():
     assert np.bincount(got["test_y"]).tolist() == [1000] * 10
 
 
-# --- CIFAR -----------------------------------------------------------------------------------------------------------
+# --- CIFAR ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,8 @@ def test_the_real_cifar_100():
     assert (np.bincount(got["y"]) == 500).all()
     import hashlib
 
-    # the official binary version, rebuilt: one record is the coarse label, the fine label, and the planes
+    # the official binary version, rebuilt: one record is the coarse label, the fine label, and the
+    # planes
     planes = got["test_x"].transpose(0, 3, 1, 2).reshape(-1, 3072)
     parquet = pytest.importorskip("pyarrow.parquet")
     coarse = parquet.read_table(files.shared("cifar-100") / "test.parquet")[
@@ -203,7 +204,7 @@ def test_the_real_cifar_100():
     assert hashlib.sha1(record.tobytes()).hexdigest() == "8fb6623e830365ff53cf14adec797474f5478006"
 
 
-# --- Tiny-ImageNet ---------------------------------------------------------------------------------------------------
+# --- Tiny-ImageNet --------------------------------------------------------------------------------
 
 
 def test_folders_of_jpegs_with_greyscale_ones(tmp_path):
@@ -243,7 +244,7 @@ def test_images_of_another_size_are_refused(tmp_path):
     _fails(tinyimagenet.TINY_IMAGENET, tmp_path, "32x32, not 64x64")
 
 
-# --- Shakespeare -----------------------------------------------------------------------------------------------------
+# --- Shakespeare ----------------------------------------------------------------------------------
 
 
 def test_leafs_rules_on_a_small_text():
@@ -295,7 +296,7 @@ def test_the_real_shakespeare():
     assert not set("".join(spoken.values())) - set(shakespeare.ALPHABET)
 
 
-# --- cache, environment, hub -----------------------------------------------------------------------------------------
+# --- cache, environment, hub ----------------------------------------------------------------------
 
 
 def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):

@@ -1,4 +1,7 @@
-"""The user's own arrays, data sets and modules; and the examples that show them. Tables are in tests/tables."""
+"""The user's own arrays, data sets and modules; and the examples that show them.
+
+Tables are in tests/tables.
+"""
 
 import runpy
 from pathlib import Path
@@ -17,7 +20,7 @@ from equipoise.utils.errors import UsageError
 ROOT = Path(__file__).parents[2]
 
 
-# --- from Python -----------------------------------------------------------------------------------------------------
+# --- from Python ----------------------------------------------------------------------------------
 
 
 def _clients(count=3, n=40):

@@ -1,4 +1,6 @@
-"""The published sets as tasks: what the server and the clients hold, and that every executor learns the same."""
+"""The published sets as tasks: what the server and the clients hold, and that every executor learns
+the same.
+"""
 
 import json
 import warnings
@@ -144,7 +146,7 @@ def test_pixels_are_normalised_by_batch_and_stay_bytes_in_memory():
     assert data.shape == (3, 12, 12)
 
 
-# --- the tasks themselves --------------------------------------------------------------------------------------------
+# --- the tasks themselves -------------------------------------------------------------------------
 
 
 def _settings(task, folder, **options):
@@ -230,7 +232,8 @@ def _long_plays():
         "  {}. " + "the quality of mercy is not strained it droppeth as the gentle rain " * 3 + "\n"
     )
     roles = "".join(line.format(role) * 4 for role in ("PORTIA", "SHYLOCK", "ANTONIO"))
-    return f"x\n\nTHE SONNETS\n\nby William Shakespeare\n\n\nA PLAY\n\nby William Shakespeare\n\n{roles}\nTHE END\n"
+    sonnets = "x\n\nTHE SONNETS\n\nby William Shakespeare\n\n\n"
+    return f"{sonnets}A PLAY\n\nby William Shakespeare\n\n{roles}\nTHE END\n"
 
 
 def test_shakespeare_clients_are_roles_and_tests_are_later_speech(tmp_path):

@@ -1,4 +1,6 @@
-"""The documentation builds without a warning, shows every method and committed result, and needs no network."""
+"""The documentation builds without a warning, shows every method and committed result, and needs no
+network.
+"""
 
 import json
 import os

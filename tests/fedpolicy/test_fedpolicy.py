@@ -1,4 +1,6 @@
-"""The four always-x identities, bytes, block weights and probes by hand, what is refused, and composition."""
+"""The four always-x identities, bytes, block weights and probes by hand, what is refused, and
+composition.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -176,7 +178,7 @@ def test_bad_options_are_refused() -> None:
         FedPolicy().check(small_task("linear"), task.training)
 
 
-# --- block weights ---------------------------------------------------------------------------------
+# --- block weights --------------------------------------------------------------------------------
 
 
 def test_block_weights_by_hand() -> None:
@@ -223,7 +225,7 @@ def test_with_staleness_decay_one_and_equal_sizes_it_is_plain_aggregation() -> N
     assert largest_difference(plain.params, aware.params) > 1e-6
 
 
-# --- record ---------------------------------------------------------------------------------------------------------
+# --- record ---------------------------------------------------------------------------------------
 
 
 def test_rewards_by_hand() -> None:
@@ -274,7 +276,7 @@ def test_divergence_and_cosine_by_hand() -> None:
     ]
 
 
-# --- probes ---------------------------------------------------------------------------------------------------------
+# --- probes ---------------------------------------------------------------------------------------
 
 
 def test_part_values_by_hand() -> None:
@@ -284,7 +286,9 @@ def test_part_values_by_hand() -> None:
 
 
 def test_a_slow_link_makes_a_download_dear() -> None:
-    """Downloads at 8 and 2 Mbit/s, as many of each: 0.4 and 1.6 times the mean, so the whole costs 0.004 and 0.016."""
+    """Downloads at 8 and 2 Mbit/s, as many of each: 0.4 and 1.6 times the mean, so the whole costs
+    0.004 and 0.016.
+    """
     task = small_task()
     task.devices = DevicePopulation(
         (Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3
@@ -430,7 +434,9 @@ def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
 
 
 def test_what_the_server_keeps_stays_finite() -> None:
-    """Parts that are not allowed have a value of minus infinity; a state with such a number would end the run."""
+    """Parts that are not allowed have a value of minus infinity; a state with such a number would
+    end the run.
+    """
     done = simulate(FedPolicy(), small_task(), rounds=7)
     assert [log.skipped for log in done.logs] == [None] * 7
 

@@ -1,4 +1,6 @@
-"""Raw tables at clients behind messages: told sums and counts give the preparation that files and simulations give."""
+"""Raw tables at clients behind messages: told sums and counts give the preparation that files and
+simulations give.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def sites(tmp_path: Path) -> Path:
 
 
 class Here:
-    """A wire within this process; as Flower has it, every message meets a node that is made anew."""
+    """A wire within this process; as Flower has it, every message meets a
+    node that is made anew.
+    """
 
     def __init__(
         self, folder: Path, given: dict[str, Any], spoil: Callable[[int, bytes], bytes | None]
@@ -191,7 +195,9 @@ def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[flo
 def test_rounds_tell_the_real_seconds_since_the_start(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a watch that shows three seconds more at each look; the time for which a run was stopped does not count."""
+    """Of a watch that shows three seconds more at each look; the time for which a run was stopped
+    does not count.
+    """
     looks = itertools.count(0.0, 3.0)
     monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     wire = wire_of(sites, checkpoint_every=1)

@@ -1,4 +1,6 @@
-"""Buffered rounds of clients behind messages: everybody in time is the synchronous run; late, lost and given up."""
+"""Buffered rounds of clients behind messages: everybody in time is the synchronous run; late, lost
+and given up.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Clock:
 
 
 class Slow(Here):
-    """A wire within this process: ``pace`` tells how many seconds each client takes, ``None`` for ever."""
+    """A wire within this process: ``pace`` tells how many seconds each client takes, ``None`` for
+    ever.
+    """
 
     def __init__(
         self, method: Method, task: Task, folder: Path, pace: dict[int, float | None], clock: Clock
@@ -99,7 +103,9 @@ def test_a_buffer_of_everybody_is_the_synchronous_run_to_the_bit(
 
 
 def test_a_late_reply_counts_with_its_staleness(tmp_path: Path, clock: Clock) -> None:
-    """Client 2 takes five seconds, the others one: with a buffer of five its reply comes in the sixth round."""
+    """Client 2 takes five seconds, the others one: with a buffer of five its reply comes in the
+    sixth round.
+    """
     run = federate(
         "fedavg", tmp_path, clock, {2: 4.5}, ClockConfig(mode="async", buffer=5, staleness=0.5)
     )
@@ -112,7 +118,9 @@ def test_a_late_reply_counts_with_its_staleness(tmp_path: Path, clock: Clock) ->
 
 
 def test_one_late_change_by_hand(tmp_path: Path, clock: Clock) -> None:
-    """A buffer of one: what the late client brings is (1 + s)^-a of its change, on the model of now."""
+    """A buffer of one: what the late client brings is (1 + s)^-a of its change, on the model of
+    now.
+    """
     timing = ClockConfig(mode="async", buffer=1, staleness=1.0)
     run = federate(
         "fedavg", tmp_path, clock, {0: 1.0, 1: 1.5, **dict.fromkeys(range(2, 6))}, timing

@@ -92,14 +92,14 @@ def _claims(header: object) -> bytes:
         struct.pack("<Q", 2**63) + b"{}",
         _claims({}),
         _claims([]),
-        _claims({"__metadata__": {"shape": "{}", "about": "[]"}}),
-        _claims({"__metadata__": {"shape": '{"w": 0}', "about": "{}"}}),
-        _claims({"__metadata__": {"shape": '{"w": [1]}', "about": "{}"}}),
-        _claims({"__metadata__": {"shape": "7", "about": "{}"}}),
+        _claims({"__metadata__": {"structure": "{}", "meta": "[]"}}),
+        _claims({"__metadata__": {"structure": '{"w": 0}', "meta": "{}"}}),
+        _claims({"__metadata__": {"structure": '{"w": [1]}', "meta": "{}"}}),
+        _claims({"__metadata__": {"structure": "7", "meta": "{}"}}),
         _claims(
-            {"__metadata__": {"shape": '{"a":' * 100_000 + "1" + "}" * 100_000, "about": "{}"}}
+            {"__metadata__": {"structure": '{"a":' * 100_000 + "1" + "}" * 100_000, "meta": "{}"}}
         ),
-        _claims({"0": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}),
+        _claims({"0": {"dtype": "F32", "structure": [2**40], "data_offsets": [0, 2**42]}}),
     ],
 )
 def test_garbage_is_refused_not_crashed_on(data: bytes) -> None:

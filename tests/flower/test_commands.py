@@ -241,7 +241,9 @@ def test_bad_rows_are_refused_by_file(text: str, says: str, tmp_path: Path) -> N
 def test_the_proxy_checks_the_superlink_by_a_name_that_nginx_can_compare(
     hosts: list[str], name: str, tmp_path: Path
 ) -> None:
-    """nginx never compares a certificate's addresses: only its names or, where it has none, its subject."""
+    """nginx never compares a certificate's addresses: only its names or, where it has none, its
+    subject.
+    """
     pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
     from equipoise.flower import certificates, proxy
 

@@ -1,4 +1,6 @@
-"""Differential privacy where clients are elsewhere: the same maths, nothing beside the model, a budget of one's own."""
+"""Differential privacy where clients are elsewhere: the same maths, nothing beside the model, a
+budget of one's own.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
 
 
 def test_asking_twice_does_not_reveal_the_noise(tmp_path: Path) -> None:
-    """With noise from the seed, a server that asks again with another model could subtract one reply from another."""
+    """With noise from the seed, a server that asks again with another model could subtract one
+    reply from another.
+    """
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     wire = Here(method, task, tmp_path, privacy=PRIVACY, draw=secret_normal)
     federate(with_differential_privacy(method, PRIVACY), task, wire).run_round()

@@ -1,4 +1,6 @@
-"""Clients behind messages give the run that ``Loop`` gives: every method, through the real codec and the real disk."""
+"""Clients behind messages give the run that ``Loop`` gives: every method, through the real codec
+and the real disk.
+"""
 
 from __future__ import annotations
 
@@ -285,7 +287,9 @@ def test_below_the_minimum_nothing_changes_and_the_round_says_so(tmp_path: Path)
 
 
 def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> None:
-    """SCAFFOLD's c must stay the mean of all c_i: a client whose upload was lost goes back to the state before it."""
+    """SCAFFOLD's c must stay the mean of all c_i: a client whose upload was lost goes back to the
+    state before it.
+    """
     method, task = SUPERVISED["scaffold"](), small_task("mlp")
     lost = {"round": 0}
 

@@ -1,4 +1,6 @@
-"""Secure sums: masks that cancel to the bit whoever drops out, and methods that need no more than sums."""
+"""Secure sums: masks that cancel to the bit whoever drops out, and methods that need no more than
+sums.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ WORDS = 7
 
 
 def summed(clients: int, quiet: set[int], lost: set[int], silent: set[int]) -> tuple[Any, Any]:
-    """The protocol in one process: some say nothing after their keys, some after their letters, some at the end."""
+    """The protocol in one process: some say nothing after their keys, some after their letters,
+    some at the end.
+    """
     draw = np.random.default_rng(clients)
     words = {id: draw.integers(0, 2**64, WORDS, np.uint64) for id in range(1, 3 * clients, 3)}
     ids = list(words)
@@ -206,7 +210,9 @@ class Missing(Loop):
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedrep"])
 def test_masked_sums_of_nodes_are_the_plain_ones_to_the_bit(name: str, tmp_path: Path) -> None:
-    """One node is lost in each round, after its keys, after its letters, after its words: in the sum only the last."""
+    """One node is lost in each round, after its keys, after its letters, after its words: in the
+    sum only the last.
+    """
     task, method = small_task("mlp"), OFFERED[name]
     kinds = {1: "share", 2: "mask", 3: "reveal"}
 
@@ -343,7 +349,9 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(
 
 
 def test_both_epsilons_of_the_page_on_privacy() -> None:
-    """100 clients, 50 rounds, sigma 0.8: 231 against the server that sees uploads, 8.6 against one that sees sums."""
+    """100 clients, 50 rounds, sigma 0.8: 231 against the server that sees uploads, 8.6 against one
+    that sees sums.
+    """
     everybody = np.arange(100)
     spent = {}
     for secure in (False, True):

@@ -1,4 +1,6 @@
-"""Messages over a grid that is not there: limits by a clock of our own, seats, and replies that say nonsense."""
+"""Messages over a grid that is not there: limits by a clock of our own, seats, and replies that say
+nonsense.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_a_quick_reply_is_not_waited_for_in_vain(clock: Clock) -> None:
 
 
 def test_what_is_posted_may_be_answered_later(clock: Clock) -> None:
-    """The first reply ends the waiting; the other is heard by whoever gathers next, and nobody twice."""
+    """The first reply ends the waiting; the other is heard by whoever gathers next, and nobody
+    twice.
+    """
     grid = Grid({7: hello(0), 8: hello(1)})
     over = GridWire(grid, 2, 1, 300.0)  # type: ignore[arg-type]
     over.present()

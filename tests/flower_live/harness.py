@@ -1,4 +1,6 @@
-"""A SuperLink and SuperNodes as processes on 127.0.0.1; everything that is started is ended, whatever happens."""
+"""A SuperLink and SuperNodes as processes on 127.0.0.1; everything that is started is ended,
+whatever happens.
+"""
 
 from __future__ import annotations
 

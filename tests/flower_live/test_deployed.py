@@ -92,7 +92,10 @@ def logs_of(app: Path) -> list[RoundRecord]:
 
 @pytest.fixture(scope="module")
 def open_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Without encryption. Each client has rows of its own, which tasks that make theirs do not read."""
+    """Without encryption.
+
+    Each client has rows of its own, which tasks that make theirs do not read.
+    """
     folder = tmp_path_factory.mktemp("fleet")
     for client in range(3):
         write_rows(folder / f"rows-{client}", "train", "test")
@@ -111,7 +114,9 @@ def write_rows(folder: Path, *names: str) -> None:
 
 @pytest.fixture(scope="module")
 def beside_billed() -> dict[str, float]:
-    """Bytes that a run of each method costs beside those that its log bills: names, shapes, Flower's own."""
+    """Bytes that a run of each method costs beside those that its log bills: names, shapes,
+    Flower's own.
+    """
     return {}
 
 
@@ -172,7 +177,9 @@ def test_a_killed_server_app_goes_on_at_the_next_round(open_fleet: Fleet, tmp_pa
 
 
 def test_rows_that_stay_on_their_machines(open_fleet: Fleet, tmp_path: Path) -> None:
-    """Three organisations, each with a CSV of its own; a node is told where by its own start, not by the server."""
+    """Three organisations, each with a CSV of its own; a node is told where by its own start, not
+    by the server.
+    """
     write_rows(tmp_path / "server", "public", "test")
     app = tmp_path / "app"
     given = {
@@ -192,7 +199,9 @@ def test_rows_that_stay_on_their_machines(open_fleet: Fleet, tmp_path: Path) -> 
 
 
 def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_path: Path) -> None:
-    """As if each site had written its file and somebody had merged them; the folder then predicts new rows."""
+    """As if each site had written its file and somebody had merged them; the folder then predicts
+    new rows.
+    """
     write_rows(tmp_path / "server", "public", "test")
     app = tmp_path / "app"
     given = {
@@ -248,7 +257,9 @@ def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(
 def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(
     open_fleet: Fleet, tmp_path: Path
 ) -> None:
-    """That a round never waits longer than its limit is tested by the clock of test_wire.py, not by this machine's."""
+    """That a round never waits longer than its limit is tested by the clock of test_wire.py, not by
+    this machine's.
+    """
     app = tmp_path / "app"
     project.write_app(app, {**BASE, "rounds": 60, "time_limit": 40.0})
     run = open_fleet.submit(app)
@@ -328,7 +339,9 @@ def cli(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 def test_known_nodes_work_an_unknown_key_is_refused_and_so_is_another_s_place(
     safe_fleet: Fleet, tmp_path: Path
 ) -> None:
-    """Keys 0 and 1 are registered for clients 0 and 1, key 3 for client 2; key 2 is unknown, and 3 says it is 1."""
+    """Keys 0 and 1 are registered for clients 0 and 1, key 3 for client 2; key 2 is unknown, and 3
+    says it is 1.
+    """
     certs, app, nodes = (
         safe_fleet.folder.parent / "certs",
         tmp_path / "app",

@@ -145,6 +145,7 @@ def test_compare_shows_them(tmp_path, capsys):
 
 
 def test_tasks_without_environments_to_spare_are_refused(tmp_path, capsys):
-    command = f"run --task windy-cliff --method linear-td --holdout-clients 0.2 --quiet --out {tmp_path / 'x'}"
+    options = "--task windy-cliff --method linear-td --holdout-clients 0.2 --quiet"
+    command = f"run {options} --out {tmp_path / 'x'}"
     assert main(command.split()) == 2
     assert "cannot hold clients out" in capsys.readouterr().err

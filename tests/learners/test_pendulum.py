@@ -1,4 +1,6 @@
-"""Our DDPG on Pendulum-v1 beside Stable-Baselines3's, at the same number of steps; both curves are kept."""
+"""Our DDPG on Pendulum-v1 beside Stable-Baselines3's, at the same number of steps; both curves are
+kept.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,9 @@ CONFIG = Config(
     sigma=0.1,
     noise_decay_steps=0,
 )
-"""The peer's settings; standardised and restrained as our agents are by default: with neither, nothing was learned."""
+"""The peer's settings; standardised and restrained as our agents are by default: with neither,
+nothing was learned.
+"""
 
 
 def played(choose: Any, episodes: int = 10) -> float:
@@ -46,7 +50,9 @@ def played(choose: Any, episodes: int = 10) -> float:
 
 
 def ours() -> list[list[float]]:
-    """``[step, return of each agent]``: independent agents, each in its own pendulum, trained as one stack."""
+    """``[step, return of each agent]``: independent agents, each in its own pendulum, trained as
+    one stack.
+    """
     import gymnasium
 
     generator = torch.Generator().manual_seed(0)
@@ -119,7 +125,9 @@ def theirs(seed: int) -> list[list[float]]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_pendulum_is_learned_to_the_peers_level() -> None:
-    """Mean of the best evaluation of each agent: ours must come within 50 of the peer's (random play: about -1200)."""
+    """Mean of the best evaluation of each agent: ours must come within 50 of the peer's (random
+    play: about -1200).
+    """
     pytest.importorskip("gymnasium")
     peer = [theirs(seed) for seed in range(AGENTS)]
     own = ours()

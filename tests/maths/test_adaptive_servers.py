@@ -1,4 +1,6 @@
-"""FedAdam, FedYogi, FedAdagrad, FedExP and FedHyper against numbers worked out by hand, on quadratics."""
+"""FedAdam, FedYogi, FedAdagrad, FedExP and FedHyper against numbers worked out by hand, on
+quadratics.
+"""
 
 import math
 
@@ -15,7 +17,9 @@ from helpers_quadratic import Quadratic
 
 
 def two_clients() -> Quadratic:
-    """Optima 1 and 4 with sizes 1 and 3: one step of rate 0.1 from w changes the mean by D = 0.1 (3.25 - w)."""
+    """Optima 1 and 4 with sizes 1 and 3: one step of rate 0.1 from w changes the mean by D = 0.1
+    (3.25 - w).
+    """
     return Quadratic([1.0, 1.0], [[1.0], [4.0]], TrainingConfig(epochs=1, lr=0.1), sizes=[1, 3])
 
 
@@ -56,12 +60,15 @@ def test_with_much_tau_and_its_inverse_as_rate_adagrad_is_fedavg() -> None:
 
 
 def test_fedexp_extrapolates_by_disagreement() -> None:
-    """Changes 0.1 and 0.4 with shares 1/4 and 3/4: 0.1225 / (2 * 0.105625) is below 1, so the step is FedAvg's."""
+    """Changes 0.1 and 0.4 with shares 1/4 and 3/4: 0.1225 / (2 * 0.105625) is below 1, so the step
+    is FedAvg's.
+    """
     run = simulate(FedExP(epsilon=0.0), two_clients(), 1)
     assert run.logs[0].logged["server_rate"] == 1.0
     apart = Quadratic([1.0, 1.0], [[-3.0], [5.0]], TrainingConfig(epochs=1, lr=0.1))
     run = simulate(FedExP(epsilon=0.0), apart, 1)
-    # changes -0.3 and 0.5: their mean square is 0.17, the square of their mean 0.01, so the rate is 8.5
+    # changes -0.3 and 0.5: their mean square is 0.17, the square of their mean 0.01, so the rate is
+    # 8.5
     assert run.logs[0].logged["server_rate"] == pytest.approx(8.5, abs=1e-12)
     assert float(run.params["w"]) == pytest.approx(0.85, abs=1e-12)
     cautious = simulate(FedExP(epsilon=0.16), apart, 1)

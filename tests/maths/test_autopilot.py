@@ -19,7 +19,7 @@ def tensor(value: Any) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-# --- the formulas ---------------------------------------------------------------------------------------------------
+# --- the formulas ---------------------------------------------------------------------------------
 
 
 def test_momentum_and_decay_know_the_horizon() -> None:
@@ -119,7 +119,7 @@ def test_a_cohort_of_everybody_has_no_chance_in_it() -> None:
     )
 
 
-# --- what is measured -----------------------------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])
@@ -164,11 +164,13 @@ def test_steepness_of_a_small_batch_is_the_same_in_both_executors_and_moves_with
     assert largest_difference(first, second) > 1e-3
 
 
-# --- a round --------------------------------------------------------------------------------------------------------
+# --- a round --------------------------------------------------------------------------------------
 
 
 def test_the_first_round_by_hand() -> None:
-    """Each client tries the configured rate, its own step and one between, and trains at the best if much is gained."""
+    """Each client tries the configured rate, its own step and one between, and trains at the best
+    if much is gained.
+    """
     task = small_task()
     sim = simulate(Autopilot(), task, 1)
     ids, everybody = (
@@ -264,7 +266,9 @@ def metrics(**change: float) -> dict[str, torch.Tensor]:
 
 
 def steered(**change: float) -> tuple[Any, float]:
-    """State after a round whose measurements are these, in the middle of a run; and its momentum."""
+    """State after a round whose measurements are these, in the middle of a
+    run; and its momentum.
+    """
     task, method = small_task(), Autopilot()
     params = task.init_params(0)
     state = method.init_server(task, params) | {
@@ -371,7 +375,9 @@ def test_a_task_without_gradients_is_refused() -> None:
 
 
 def test_one_client_cannot_choose_everybody_s_rate():
-    """Of ten losses the second largest is what nearly all have at most: ten times that is believed, and no more."""
+    """Of ten losses the second largest is what nearly all have at most: ten times that is believed,
+    and no more.
+    """
     told = torch.tensor([1.0, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1e6], dtype=torch.float64)
     assert autopilot.clip_outliers(told).tolist() == [
         1.0,

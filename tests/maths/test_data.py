@@ -37,7 +37,9 @@ def test_inputs_follow_the_stated_distribution():
 
 
 def test_one_labelling_model_for_all_unless_alpha_says_otherwise():
-    """With alpha = 0 the labels of all clients follow one linear rule: regression on log-odds is consistent."""
+    """With alpha = 0 the labels of all clients follow one linear rule: regression on log-odds is
+    consistent.
+    """
     shared = Synthetic(SyntheticConfig(clients=5, samples=200), 0)
     x, y = shared.split(np.arange(5), "train").x.double(), shared.split(np.arange(5), "train").y
     rule = torch.from_numpy(shared._weight), torch.from_numpy(shared._bias)

@@ -12,7 +12,8 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 def test_two_rounds_by_hand() -> None:
     task = Quadratic([1.0, 1.0], [[1.0], [3.0]], TrainingConfig(epochs=1, lr=0.1))
     run = simulate(Ditto(lam=2.0), task, 2)
-    # Round 1: v = w_i = 0.1 and 0.3, w = 0.2. Round 2: 0.1 - 0.1 (-0.9 + 2 (0.1 - 0.2)) = 0.21; 0.3 - 0.1 (-2.7 + 0.2)
+    # Round 1: v = w_i = 0.1 and 0.3, w = 0.2. Round 2: 0.1 - 0.1 (-0.9 + 2 (0.1 - 0.2)) = 0.21; 0.3
+    # - 0.1 (-2.7 + 0.2)
     assert run.store.state["v"]["w"].flatten().tolist() == pytest.approx([0.21, 0.55], abs=1e-15)
     assert float(run.params["w"]) == pytest.approx(0.38, abs=1e-15)
 

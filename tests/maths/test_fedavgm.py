@@ -11,7 +11,8 @@ from helpers_quadratic import Quadratic
 def test_two_rounds_by_hand() -> None:
     task = Quadratic([1.0, 1.0], [[1.0], [4.0]], TrainingConfig(epochs=1, lr=0.1), sizes=[1, 3])
     run = simulate(FedAvgM(server_momentum=0.5), task, 2)
-    # mean optimum 3.25. Round 1: v = -0.325, w = 0.325. Round 2: v = -0.1625 - 0.1 (3.25 - 0.325) = -0.455, w = 0.78
+    # mean optimum 3.25. Round 1: v = -0.325, w = 0.325. Round 2: v = -0.1625 - 0.1 (3.25 - 0.325) =
+    # -0.455, w = 0.78
     assert float(run.server_state["v"]["w"]) == pytest.approx(-0.455, abs=1e-15)
     assert float(run.params["w"]) == pytest.approx(0.78, abs=1e-15)
 

@@ -11,7 +11,8 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 def test_two_rounds_by_hand() -> None:
     task = Quadratic([1.0, 3.0], [[1.0], [-1.0]], TrainingConfig(epochs=1, lr=0.1), sizes=[1, 9])
     run = simulate(FedDyn(alpha=0.5), task, 1)
-    # theta_i = 0.1 and -0.3; G = -0.05 and 0.15; h = -(0.5 / 2) (0.1 - 0.3) = 0.05; theta = -0.1 - 0.05 / 0.5
+    # theta_i = 0.1 and -0.3; G = -0.05 and 0.15; h = -(0.5 / 2) (0.1 - 0.3) = 0.05; theta = -0.1 -
+    # 0.05 / 0.5
     assert run.store.state["G"]["w"].flatten().tolist() == pytest.approx([-0.05, 0.15], abs=1e-15)
     assert float(run.server_state["h"]["w"]) == pytest.approx(0.05, abs=1e-15)
     assert float(run.params["w"]) == pytest.approx(-0.2, abs=1e-15)

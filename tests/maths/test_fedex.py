@@ -12,7 +12,9 @@ from helpers import TRAINING, largest_difference, simulate, small_task
 
 
 def test_the_update_by_hand() -> None:
-    """Clients of equal weight tried arms 0 and 2 with losses 1 and 3: their mean is 2, so g = (-2.5, 0, 2.5, 0, 0)."""
+    """Clients of equal weight tried arms 0 and 2 with losses 1 and 3: their mean is 2, so g =
+    (-2.5, 0, 2.5, 0, 0).
+    """
     task, method = small_task(size_sigma=0.0), FedEx()
     params = task.init_params(0)
     server = Server(task, task.training, params, method.init_server(task, params), 0, 1, 10, 1.0)

@@ -10,7 +10,8 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 def test_two_batches_of_two_steps_by_hand() -> None:
     task = Quadratic([2.0], [[3.0]], TrainingConfig(epochs=1, lr=0.1), per_epoch=[2])
     run = simulate(PFedMe(lam=5.0, inner_steps=2, outer_lr=0.1, beta=0.5), task, 1)
-    # theta 0 -> 0.6 -> 0.78, w_i = 0.39; theta warm-started -> 1.029 -> 1.1037, w_i = 0.39 + 0.5 (1.1037 - 0.39)
+    # theta 0 -> 0.6 -> 0.78, w_i = 0.39; theta warm-started -> 1.029 -> 1.1037, w_i = 0.39 + 0.5
+    # (1.1037 - 0.39)
     assert float(run.store.state["theta"]["w"][0]) == pytest.approx(1.1037, abs=1e-14)
     assert float(run.store.local_params["w"][0]) == pytest.approx(0.74685, abs=1e-14)
     assert float(run.params["w"]) == pytest.approx(0.373425, abs=1e-14)

@@ -8,7 +8,9 @@ from equipoise.utils import rng
 
 
 def test_known_words_never_change():
-    """A run must repeat to the bit after an update: these are splitmix64's words from its published reference seed."""
+    """A run must repeat to the bit after an update: these are splitmix64's words from its published
+    reference seed.
+    """
     words = rng.bits(np.array([1234567], np.uint64), 5)[0]
     assert words.tolist() == [
         6457827717110365317,

@@ -28,7 +28,8 @@ def test_two_rounds_by_hand_with_unequal_steps() -> None:
     )  # the plain mean of 0.1 and -0.51, whatever n_i
 
     run = simulate(Scaffold(), task, 2)
-    # Client 0: y = -0.205 - 0.1 (-1.205 + 1 + 0.775) = -0.262, and c_0 is its gradient at x = -0.205
+    # Client 0: y = -0.205 - 0.1 (-1.205 + 1 + 0.775) = -0.262, and c_0 is its gradient at x =
+    # -0.205
     assert float(run.store.local_params["w"][0]) == pytest.approx(-0.262, abs=1e-14)
     assert float(run.store.state["c"]["w"][0]) == pytest.approx(-1.205, abs=1e-13)
 

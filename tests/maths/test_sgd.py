@@ -73,7 +73,9 @@ def test_equals_torch_sgd_with_momentum_and_weight_decay(engine, model):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_step_with_every_term_by_hand(engine):
-    """p1 = p0 - lr (g + decay p0 + linear + strength (p0 - anchor)), and anchor1 = anchor + follow (p1 - anchor)."""
+    """p1 = p0 - lr (g + decay p0 + linear + strength (p0 - anchor)), and anchor1 = anchor + follow
+    (p1 - anchor).
+    """
     task, ids = small_task("linear"), torch.tensor([2, 3])
     training = TrainingConfig(epochs=1, lr=0.07, batch_size=10_000, weight_decay=0.01)
     start = {n: v.expand(2, *v.shape) for n, v in task.init_params(5).items()}

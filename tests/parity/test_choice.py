@@ -1,4 +1,6 @@
-"""How clients are computed: dense models stack, the others are measured, and all cores are used by default."""
+"""How clients are computed: dense models stack, the others are measured, and all cores are used by
+default.
+"""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,6 @@
-"""Networks on another device, which is pretended: nothing of two devices ever meets, and the numbers are the same."""
+"""Networks on another device, which is pretended: nothing of two devices ever meets, and the
+numbers are the same.
+"""
 
 import pytest
 import torch

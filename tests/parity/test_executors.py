@@ -1,4 +1,6 @@
-"""Loop is the oracle: every method that ships gives the same run on every executor, to the last digits of float64."""
+"""Loop is the oracle: every method that ships gives the same run on every executor, to the last
+digits of float64.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""What processes of a run say to each other arrives whole and in order, and a process that has ended is noticed."""
+"""What processes of a run say to each other arrives whole and in order, and a process that has
+ended is noticed.
+"""
 
 import multiprocessing
 

@@ -19,7 +19,9 @@ INNER = {
 
 
 def test_torch_still_has_the_inner_calls():
-    """If not: runtime/primitives.py must call what took their place, or fall back on torch.func.vmap."""
+    """If not: runtime/primitives.py must call what took their place, or fall back on
+    torch.func.vmap.
+    """
     gone = [
         f"{owner.__name__}.{name}"
         for owner, names in INNER.items()
@@ -27,7 +29,8 @@ def test_torch_still_has_the_inner_calls():
         if not hasattr(owner, name)
     ]
     assert not gone, (
-        f"torch {torch.__version__} has no {', '.join(gone)} any more: change equipoise.simulation.vmap_primitives"
+        f"torch {torch.__version__} has no {', '.join(gone)} any more: "
+        "change equipoise.simulation.vmap_primitives"
     )
     source = inspect.getsource(vmap_primitives)
     assert all(name in source for names in INNER.values() for name in names)

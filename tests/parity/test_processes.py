@@ -1,4 +1,6 @@
-"""Many processes give the numbers of one, to the bit; they end when they should, and a run outlives any of them."""
+"""Many processes give the numbers of one, to the bit; they end when they should, and a run outlives
+any of them.
+"""
 
 import json
 import os
@@ -212,7 +214,9 @@ def test_what_goes_wrong_when_clients_settle_is_the_next_answer():
 
 
 def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):
-    """A client whose upload is not finite is left out: its process is asked for the sums without it."""
+    """A client whose upload is not finite is left out: its process is asked for the sums without
+    it.
+    """
     method, task = find_method("fedavg")(), small_task("linear", clients=120, samples=20)
     task.data.split(np.array([5]), "train").x[
         int(task.data.split(np.array([5]), "train").start[0])
@@ -283,7 +287,9 @@ def test_an_error_in_another_process_is_shown_where_it_matters(monkeypatch, tmp_
 
 
 def test_a_process_for_each_of_two_devices():
-    """Both pretended, since the mode goes with the fork; uploads and states are at home in either."""
+    """Both pretended, since the mode goes with the fork; uploads and states
+    are at home in either.
+    """
     method, task = find_method("scaffold")(), small_task("mlp", clients=230, samples=20)
     with Pretended():
         state, records, _ = _simulate(Stacked, method, task.to(FAR), 1, rounds=2)
@@ -294,7 +300,9 @@ def test_a_process_for_each_of_two_devices():
 
 
 def test_long_messages_of_devices_travel_between_devices(monkeypatch):
-    """A wire is pretended: short parts and what may cross lie in main memory, the rest on the device."""
+    """A wire is pretended: short parts and what may cross lie in main memory, the rest on the
+    device.
+    """
     wire, group = [], TorchrunGroup.__new__(TorchrunGroup)
     group.rank, group.size, group._wire = 0, 2, FAR
     monkeypatch.setattr(dist, "isend", lambda part, to: wire.append(part))

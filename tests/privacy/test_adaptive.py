@@ -1,4 +1,6 @@
-"""A bound that follows a quantile of the changes' lengths: by hand, within the same budget, refused where unsound."""
+"""A bound that follows a quantile of the changes' lengths: by hand, within the same budget, refused
+where unsound.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_refusals() -> None:
 
 
 def test_under_noise_the_best_round_is_chosen_by_public_rows_alone() -> None:
-    """What clients' own validation rows say has no noise: it counts only where nothing is promised."""
+    """What clients' own validation rows say has no noise: it counts only
+    where nothing is promised.
+    """
     val = Evaluations(global_=Scores({"acc": 0.5}), personal=Scores({"acc": 0.9}))
     record = simulate(
         with_differential_privacy(FedAvg(), PrivacyConfig(1.0)), small_task("linear"), 1

@@ -1,4 +1,6 @@
-"""Epsilon against the closed form of the Gaussian mechanism and against the library's own composition."""
+"""Epsilon against the closed form of the Gaussian mechanism and against the library's own
+composition.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,19 @@ from helpers import small_task
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Balle and Wang (2018), theorem 8: delta of a Gaussian mechanism of sensitivity / sigma = mu."""
+    """Balle and Wang (2018), theorem 8: delta of a Gaussian mechanism of
+    sensitivity / sigma = mu.
+    """
     cdf = NormalDist().cdf
     return cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(10.0, 1), (4.0, 5), (20.0, 100)])
 def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> None:
-    """Server: mu = 2 sqrt(T) / sigma. Models of K = 10: a reader that is a client leaves nine noises."""
+    """Server: mu = 2 sqrt(T) / sigma.
+
+    Models of K = 10: a reader that is a client leaves nine noises.
+    """
     ledger = GaussianAccountant(PrivacyConfig(1.0, noise), 10, 10, True, amplified=True)
     for _ in range(rounds):
         told = ledger.after(np.arange(10), 10)
@@ -44,7 +51,9 @@ def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> N
 
 
 def test_cohorts_are_amplified_as_the_library_does_it() -> None:
-    """100 of 1000 clients, effective multiplier 2, 100 rounds: 5.379 at delta 1e-5 by dp-accounting 0.6."""
+    """100 of 1000 clients, effective multiplier 2, 100 rounds: 5.379 at delta 1e-5 by dp-accounting
+    0.6.
+    """
     ledger = GaussianAccountant(
         PrivacyConfig(1.0, 4 / math.sqrt(99)), 1000, 100, True, amplified=True
     )
@@ -72,9 +81,7 @@ def test_without_secrecy_of_the_cohort_a_client_pays_for_the_rounds_it_was_in() 
     assert other.uploads == 2
 
 
-def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_nothing_but_the_uploads() -> (
-    None
-):
+def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_only_the_uploads() -> None:
     few, many = (
         GaussianAccountant(PrivacyConfig(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2)
     )

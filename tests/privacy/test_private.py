@@ -1,4 +1,6 @@
-"""Clipping and noise: hand-computed, the same on every executor, and refused where they would promise nothing."""
+"""Clipping and noise: hand-computed, the same on every executor, and refused where they would
+promise nothing.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def protected(privacy: PrivacyConfig, sent: dict, trained: dict, draw: Any = Non
 
 
 def test_the_change_is_clipped_as_one_vector_over_all_parameters() -> None:
-    """Change (3, 0; 4) has norm 5: clipped to 1 it is (0.6, 0; 0.8), and what was not sent is not touched."""
+    """Change (3, 0; 4) has norm 5: clipped to 1 it is (0.6, 0; 0.8), and what was not sent is not
+    touched.
+    """
     sent = {
         "w": torch.tensor([0.0, 2.0]),
         "b": torch.tensor([1.0]),

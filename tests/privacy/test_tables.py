@@ -1,4 +1,6 @@
-"""Tables under differential privacy: nothing that clients would tell of their columns escapes it."""
+"""Tables under differential privacy: nothing that clients would tell of
+their columns escapes it.
+"""
 
 from __future__ import annotations
 

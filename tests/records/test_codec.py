@@ -113,7 +113,9 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=RUNS)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """Supervised and agents' tasks; newcomers, fine-tuning, privacy, cohorts, per-client decisions."""
+    """Supervised and agents' tasks; newcomers, fine-tuning, privacy,
+    cohorts, per-client decisions.
+    """
     if request.param == "private":
         pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     folder = Folder(tmp_path_factory.mktemp(request.param) / "run")

@@ -1,4 +1,6 @@
-"""Personal models at the end of a run: scored and written part by part, to the same bits as in one piece."""
+"""Personal models at the end of a run: scored and written part by part, to the same bits as in one
+piece.
+"""
 
 import json
 
@@ -11,9 +13,8 @@ from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.client_store import ClientTable
 from equipoise.simulation.multiprocess import MultiProcessExecutor
-from equipoise.utils.io import read_tensors, write_tensors
 from equipoise.utils.pytree import index
-from equipoise.utils.serialization import write_stack
+from equipoise.utils.serialization import read_tensors, write_stack, write_tensors
 
 SMALL = {
     "task": "synthetic",

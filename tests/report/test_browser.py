@@ -1,4 +1,6 @@
-"""The report in a real browser: Debian's Chromium, driven by Selenium (`make browser` installs it)."""
+"""The report in a real browser: Debian's Chromium, driven by Selenium
+(`make browser` installs it).
+"""
 
 import json
 from pathlib import Path

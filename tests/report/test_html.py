@@ -1,4 +1,6 @@
-"""The report: what it shows, that it stays small, that it needs nothing but itself, and that it never fails a run."""
+"""The report: what it shows, that it stays small, that it needs nothing but itself, and that it
+never fails a run.
+"""
 
 import json
 import re
@@ -263,7 +265,10 @@ def test_fedpolicy_shows_who_got_what(policy_run: Path) -> None:
 
 def test_an_energy_budget_shows_what_was_spent(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = "--clients 4 --rounds 3 --executor stacked --server-clients 20 --quiet --energy-budget default".split()
+    options = (
+        "--clients 4 --rounds 3 --executor stacked --server-clients 20 --quiet "
+        "--energy-budget default"
+    ).split()
     assert main(["run", "--method", "page", *options, "--out", str(out)]) == 0
     page, _ = drawn(out)
     section = page[page.index('<section id="resources">') :].partition("</section>")[0]
@@ -315,7 +320,9 @@ def test_bands_stay_within_the_range_of_the_metric(
 
 
 def test_error_bars_stay_within_the_range_of_the_metric() -> None:
-    """Accuracies 80, 100 and 100 %: mean 93.33, deviation 11.55, and 6.67 up to the end of the range."""
+    """Accuracies 80, 100 and 100 %: mean 93.33, deviation 11.55, and 6.67 up to the end of the
+    range.
+    """
     runs = []
     for seed in (0.8, 1.0, 1.0):
         test = scores(global_={"acc": seed}, trained={"acc": seed}, personal={"acc": seed})
@@ -340,7 +347,9 @@ def test_bands_on_a_logarithmic_axis_end_at_the_lowest_seed() -> None:
 def test_time_and_energy_are_shown_where_a_clock_was_asked_for(
     comparison: Path, tmp_path: Path
 ) -> None:
-    """Every run has a simulated clock; one that nobody asked for is neither in tables nor in pictures."""
+    """Every run has a simulated clock; one that nobody asked for is neither in tables nor in
+    pictures.
+    """
     page, _ = drawn(comparison)
     clocked = ("Score against time", "Score against energy")
     assert not set(clocked) & set(titles(page))
@@ -431,7 +440,9 @@ def test_script_in_a_name_stays_text() -> None:
 
 
 def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
-    """Options stand in labels where two runs differ in them: titles, legends, tables, summaries of details."""
+    """Options stand in labels where two runs differ in them: titles, legends, tables, summaries of
+    details.
+    """
     hostile = "<script>alert(1)</script>"
     each = {"acc": 0.5}
     for name in (hostile, "&'\"<b>"):

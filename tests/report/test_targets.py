@@ -10,7 +10,9 @@ from equipoise.report.tables import cost_to_target_markdown
 
 
 def rounds(*scores, pace=10.0, clock=True, energy=True):
-    """A round per score, each of which takes so many seconds, twice as many joules, and a megabyte."""
+    """A round per score, each of which takes so many seconds, twice as many
+    joules, and a megabyte.
+    """
     return [
         RoundRecord(
             round=t,

@@ -1,4 +1,6 @@
-"""Trackers hold what the rounds hold, read back from their own stores; a tracker that fails costs the tracker alone."""
+"""Trackers hold what the rounds hold, read back from their own stores; a tracker that fails costs
+the tracker alone.
+"""
 
 import json
 import struct
@@ -58,7 +60,9 @@ def mlflow_runs(store: str) -> list[tuple[str, dict[str, str], str, Series]]:
 
 
 def wandb_records(file: Path) -> Iterator[object]:
-    """W&B's file is LevelDB's log: blocks of 32 KiB with pieces of records, each with checksum, length and kind."""
+    """W&B's file is LevelDB's log: blocks of 32 KiB with pieces of records, each with checksum,
+    length and kind.
+    """
     wire = pytest.importorskip(
         "wandb.proto.wandb_internal_pb2", reason="the extra wandb is not installed"
     )

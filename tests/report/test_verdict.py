@@ -36,7 +36,9 @@ def run(
 
 
 def test_who_gains_and_who_loses_against_what() -> None:
-    """Over two seeds; ditto: 0.9, 0.5, 0.6 in the mean, against local 0.7, 0.6, 0.6 and received 0.6, 0.4, 0.7."""
+    """Over two seeds; ditto: 0.9, 0.5, 0.6 in the mean, against local 0.7, 0.6, 0.6 and received
+    0.6, 0.4, 0.7.
+    """
     ditto = RunGroup(
         "ditto",
         [
@@ -47,15 +49,16 @@ def test_who_gains_and_who_loses_against_what() -> None:
     local = RunGroup("local", [run("local", [0.7, 0.6, 0.6], [0.1, 0.1, 0.1])])
     assert gains_sentence([local, ditto], MetricDisplay("acc")) == (
         "ditto has the best personal models (mean accuracy 66.7 %): "
-        "against local training alone 1 of 3 clients gain (north, +20.0 points), 1 loses (south, -10.0 points); "
+        "against local training alone 1 of 3 clients gain (north, +20.0 points), "
+        "1 loses (south, -10.0 points); "
         "against the model that they receive 2 of 3 clients gain (most: north, +30.0 points), "
         "1 loses (west, -10.0 points). Means over 2 seeds."
     )
     page = rendered(gains_table([local, ditto], MetricDisplay("acc")))
     assert "<details open>" in page
     assert (
-        '<td>south</td><td data-value="50">50.0</td><td data-value="60">60.0</td><td data-value="-10">-10.0</td>'
-        in page
+        '<td>south</td><td data-value="50">50.0</td><td data-value="60">60.0</td>'
+        '<td data-value="-10">-10.0</td>' in page
     )
 
 

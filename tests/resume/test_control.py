@@ -1,4 +1,6 @@
-"""Agents are state like any other: a run that is saved, loaded and continued is the same run, to the bit."""
+"""Agents are state like any other: a run that is saved, loaded and continued is the same run, to
+the bit.
+"""
 
 from pathlib import Path
 
@@ -53,7 +55,9 @@ def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -
 def test_a_checkpoint_of_a_method_that_kept_less_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one of an earlier version does: a run that is half of one version and half of another is none of them."""
+    """As one of an earlier version does: a run that is half of one version and half of another is
+    none of them.
+    """
     out = tmp_path / "run"
     small = "--clients 4 --samples 40 --epochs 1 --checkpoint-every 1 --quiet".split()
     assert main(["run", "--method", "autopilot", *small, "--rounds", "2", "--out", str(out)]) == 0

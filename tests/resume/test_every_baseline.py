@@ -1,4 +1,6 @@
-"""Every baseline: the same seed gives the same run, and a run that is saved, loaded and continued is the same run."""
+"""Every baseline: the same seed gives the same run, and a run that is saved, loaded and continued
+is the same run.
+"""
 
 from pathlib import Path
 

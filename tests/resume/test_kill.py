@@ -1,4 +1,6 @@
-"""A run that is killed at any moment ends, after `equipoise resume`, as one that never was: to the bit."""
+"""A run that is killed at any moment ends, after `equipoise resume`, as one that never was: to the
+bit.
+"""
 
 import json
 import os
@@ -15,11 +17,12 @@ from equipoise.cli import main
 from helpers import largest_difference
 
 RUN = (
-    "--task synthetic --clients 12 --samples 60 --rounds 14 --epochs 2 --batch-size 8 --participation 0.5 --quiet"
+    "--task synthetic --clients 12 --samples 60 --rounds 14 --epochs 2 --batch-size 8 "
+    "--participation 0.5 --quiet"
 ).split()
 
-# Kills itself with SIGKILL at a chosen point: entering the n-th call of a function, so that the file system is left
-# exactly as a crash there would leave it.
+# Kills itself with SIGKILL at a chosen point: entering the n-th call of a function, so that the
+# file system is left exactly as a crash there would leave it.
 KILLER = """
 import os, signal, sys
 from equipoise import cli

@@ -1,4 +1,6 @@
-"""What clients hold, in files and in parts of a checkpoint: the same numbers, whatever happens to the disk."""
+"""What clients hold, in files and in parts of a checkpoint: the same numbers, whatever happens to
+the disk.
+"""
 
 import shutil
 from functools import partial
@@ -10,6 +12,7 @@ import torch
 from equipoise.cli import main
 from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.experiment import checkpoint
+from equipoise.experiment.checkpoint import ShardedRows
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
 from equipoise.settings.resources import ResourceConfig
@@ -17,14 +20,16 @@ from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation import client_store as rows_of
 from equipoise.simulation.client_store import ClientTable, MemoryBudget
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import serialization as parts_of
+from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
-from equipoise.utils.serialization import ShardedRows
 from helpers import largest_difference, small_task, timeless
 from helpers_disk import Died, Faulty, Forgetful, Quick, on
 from trust.test_faults import result, same
 
-RUN = "run --method scaffold --clients 4 --participation 0.5 --samples 30 --rounds 4 --checkpoint-every 1".split()
+RUN = (
+    "run --method scaffold --clients 4 --participation 0.5 --samples 30 --rounds 4 "
+    "--checkpoint-every 1"
+).split()
 RUN += "--epochs 1 --batch-size 10 --executor stacked --quiet".split()
 
 
@@ -106,7 +111,7 @@ def test_where_rows_lie_changes_no_number(name, memory):
 
 
 def _written(folder):
-    return {file.name: len(parts_of.io.load(file)[0]["ids"]) for file in folder.glob("clients-*")}
+    return {file.name: len(serialization.load(file)[0]["ids"]) for file in folder.glob("clients-*")}
 
 
 def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
@@ -139,7 +144,7 @@ def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
 
 
 def test_files_are_few_and_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts_of, "MAX_FILE_BYTES", 64)
+    monkeypatch.setattr(checkpoint, "MAX_FILE_BYTES", 64)
     parts = ShardedRows(tmp_path, 400)
     with on(Quick()):
         for first in range(0, 400, 2):

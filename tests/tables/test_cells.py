@@ -1,4 +1,6 @@
-"""Cells and files as people write them: decimal marks, missing values, separators, encodings, rows of a sheet."""
+"""Cells and files as people write them: decimal marks, missing values, separators, encodings, rows
+of a sheet.
+"""
 
 from __future__ import annotations
 

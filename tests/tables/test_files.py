@@ -1,4 +1,6 @@
-"""Files of clinics on the command line: a folder or one file, all problems at once, names in every result."""
+"""Files of clinics on the command line: a folder or one file, all problems at once, names in every
+result.
+"""
 
 from __future__ import annotations
 

@@ -69,9 +69,7 @@ def test_numbers_that_a_site_wrote_as_text() -> None:
     assert column(gaps) == column([*NUMBERS[: N - 5], *[None] * 5])
 
 
-def test_words_among_numbers_are_missing_where_they_are_few_and_refused_where_a_site_has_nothing_else() -> (
-    None
-):
+def test_words_among_numbers_are_missing_where_few_and_refused_where_a_site_has_only_them() -> None:
     few = column([*NUMBERS[: N - 3], "high", "<5", "high"])
     assert isinstance(few, Number)
     assert few.marks_missing
@@ -194,7 +192,7 @@ def test_rows_that_lack_columns_are_refused_with_all_of_them() -> None:
         made.transform({"extra": [1]})
 
 
-# --- the target ------------------------------------------------------------------------------------------------------
+# --- the target -----------------------------------------------------------------------------------
 
 
 def target(values: list[object], name: str = "t", **choices: str):

@@ -1,4 +1,6 @@
-"""Sites whose rows stay where they are: sums and counts by file, one preparation back, the same as in a simulation."""
+"""Sites whose rows stay where they are: sums and counts by file, one preparation back, the same as
+in a simulation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Both engines on every kind of target, with batches that are not full; regression against its closed form."""
+"""Both engines on every kind of target, with batches that are not full; regression against its
+closed form.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ Y = torch.tensor([[5.0, 1], [2.0, 1], [2.0, 0], [2.0, 1], [9.0, 0]], dtype=torch
 
 
 def by_hand() -> list[float]:
-    """Each event against all whose time is not smaller: Breslow takes ties into each other's risk sets."""
+    """Each event against all whose time is not smaller: Breslow takes ties into each other's risk
+    sets.
+    """
     out = []
     for i in range(5):
         at_risk = sum(math.exp(H[j]) for j in range(5) if Y[j, 0] >= Y[i, 0])

@@ -1,4 +1,6 @@
-"""From raw tables to predictions: scores by name, names, predictions and exports without the training data."""
+"""From raw tables to predictions: scores by name, names, predictions and exports without the
+training data.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]
     """A run of each kind, whose training data are gone."""
     kind, data, out = request.param, tmp_path / "sites", tmp_path / "run"
     write_tables(data, kind)
-    options = f"--task tables --data {data} {KINDS[kind]} --model linear --rounds 3 --epochs 5 --quiet --local-baseline"
+    options = (
+        f"--task tables --data {data} {KINDS[kind]} --model linear --rounds 3 --epochs 5 --quiet "
+        "--local-baseline"
+    )
     assert main(["run", *options.split(), "--out", str(out)]) == 0
     shutil.rmtree(data)
     return kind, out

@@ -1,4 +1,6 @@
-"""Every score against scikit-learn or a number computed by hand; padded rows and rows of one class."""
+"""Every score against scikit-learn or a number computed by hand; padded
+rows and rows of one class.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def test_several_classes_of_which_one_is_absent() -> None:
 
 
 def test_calibration_by_hand() -> None:
-    """Confidences 0.6 (right), 0.6 (wrong), 0.9 (right): |0.6 - 0.5| for two of three rows, 0.1 for the third."""
+    """Confidences 0.6 (right), 0.6 (wrong), 0.9 (right): |0.6 - 0.5| for two of three rows, 0.1 for
+    the third.
+    """
     share = torch.tensor([[[0.6, 0.4], [0.6, 0.4], [0.1, 0.9], [0.5, 0.5]]], dtype=torch.float64)
     y, real = torch.tensor([[0, 1, 1, 0]]), torch.tensor([[True, True, True, False]])
     found = classes.expected_calibration_error(share.log(), y, real)
@@ -108,7 +112,10 @@ def test_calibration_by_hand() -> None:
 
 
 def test_concordance_by_hand() -> None:
-    """Events at 1 and 3, censored at 2 and 3. Pairs: 1 before the three others, 3 before the one censored at 3."""
+    """Events at 1 and 3, censored at 2 and 3.
+
+    Pairs: 1 before the three others, 3 before the one censored at 3.
+    """
     y = torch.tensor([[[1.0, 1.0], [2.0, 0.0], [3.0, 1.0], [3.0, 0.0], [0.5, 1.0]]])
     risk, real = torch.tensor([[0.7, 0.9, 0.2, 0.2, 5.0]]), torch.tensor([[True] * 4 + [False]])
     # (1, 2): wrong; (1, 3) and (1, 3c): right; (3, 3c): a tie.

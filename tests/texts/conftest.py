@@ -1,4 +1,6 @@
-"""Small models of the ``transformers`` library with a tokenizer, made here and saved, for there is no network."""
+"""Small models of the ``transformers`` library with a tokenizer, made here and saved, for there is
+no network.
+"""
 
 import csv
 import random

@@ -1,4 +1,6 @@
-"""Texts under pretrained models: the library's own numbers, the same on both executors, and errors in one sentence."""
+"""Texts under pretrained models: the library's own numbers, the same on both executors, and errors
+in one sentence.
+"""
 
 import importlib
 import json
@@ -238,7 +240,9 @@ def test_a_data_set_a_saved_one_and_a_table_are_the_same(
 
 
 def test_tables_in_python_by_client_or_with_a_column_of_clients() -> None:
-    """A pandas table, columns by name, and a table for each client, of which one is the server's."""
+    """A pandas table, columns by name, and a table for each client, of
+    which one is the server's.
+    """
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(rows())
     config = find_task("text").config(**COLUMNS)

@@ -1,9 +1,11 @@
-"""Messages that somebody spoiled, a million of them: each is refused in words, or is sound in every number.
+"""Messages that somebody spoiled, a million of them: each is refused in words, or is sound in every
+number.
 
-``PYTHONPATH=tests python -m trust.fuzz --messages 1000000`` prints one line; the exit code is 1 if one message ended in
-another way. With ``--add FILE`` what it found is added to what the file says of earlier sittings. Spoiled are bytes,
-lengths, the header (names, types, shapes, places), what the message says of itself, and numbers. Four of five are
-replies as the server reads them, the others messages as a client reads them.
+``PYTHONPATH=tests python -m trust.fuzz --messages 1000000`` prints one line; the exit code is 1 if
+one message ended in another way. With ``--add FILE`` what it found is added to what the file says
+of earlier sittings. Spoiled are bytes, lengths, the header (names, types, shapes, places), what the
+message says of itself, and numbers. Four of five are replies as the server reads them, the others
+messages as a client reads them.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Spoiled(Found):
     sittings: int = 0
 
     def in_words(self) -> str:
-        return f"{self.messages} messages: {self.refused} refused, {self.wrong} neither refused nor sound"
+        wrong = f"{self.wrong} neither refused nor sound"
+        return f"{self.messages} messages: {self.refused} refused, {wrong}"
 
     @property
     def failed(self) -> bool:
@@ -119,7 +122,10 @@ class Fuzz:
         )
 
     def one(self) -> bool:
-        """Spoil one message and have it read; whether it was refused. Whatever else is wrong is raised."""
+        """Spoil one message and have it read; whether it was refused.
+
+        Whatever else is wrong is raised.
+        """
         up = self.draw.random() < 0.8
         data = self.spoiled(self.up if up else self.down)
         try:
@@ -129,7 +135,9 @@ class Fuzz:
         return False
 
     def _read_up(self, data: bytes) -> None:
-        """As the server does; what it takes must be what was agreed, in finite numbers within their ranges."""
+        """As the server does; what it takes must be what was agreed, in finite numbers within their
+        ranges.
+        """
         reply, about = self.remote._read(data, CLIENT, ROUND, self.expected)
         codec.check_like(to_dict(reply.update), self.expected["update"])
         codec.check_finite(to_dict(reply.update), "update")
@@ -195,7 +203,7 @@ class Fuzz:
     def _words(self, data: bytes) -> bytes:
         """What the message says of itself, or the shape of its tree."""
         header, body = self._parts(data)
-        part = self.draw.choice(("shape", "about"))
+        part = self.draw.choice(("structure", "meta"))
         table = json.loads(header["__metadata__"][part])
         inner: Any = table
         while isinstance(inner, dict) and inner and self.draw.random() < 0.6:

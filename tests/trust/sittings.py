@@ -34,7 +34,9 @@ def sit(
     minutes: float,
     about: str | None,
 ) -> None:
-    """The command line of a check, which is given how many are left, minutes, and a seed that no sitting had before."""
+    """The command line of a check, which is given how many are left, minutes, and a seed that no
+    sitting had before.
+    """
     amount = fields(kind)[0].name
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(f"--{amount}", type=int, default=wanted)

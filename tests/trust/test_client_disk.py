@@ -1,4 +1,6 @@
-"""A client on Flower whose disk fails, tears or dies at any operation: the round does not count, the next one does."""
+"""A client on Flower whose disk fails, tears or dies at any operation: the round does not count,
+the next one does.
+"""
 
 import pytest
 
@@ -31,7 +33,9 @@ class Failing(Here):
 
 
 def run(disk_of, tmp_path, n):
-    """A run in which client 1's disk fails at its n-th operation of round 2; its logs, and the disk."""
+    """A run in which client 1's disk fails at its n-th operation of round 2; its logs, and the
+    disk.
+    """
     method, task = all_methods()["scaffold"](), small_task("linear")
     folder = tmp_path / str(n)
     folder.mkdir()

@@ -1,6 +1,8 @@
-"""Every write, sync and rename of every command fails once, tears once, and is the process's last once.
+"""Every write, sync and rename of every command fails once, tears once, and is the process's last
+once.
 
-Afterwards the command goes on to the same result, or says in one line what is wrong, and what was there is there.
+Afterwards the command goes on to the same result, or says in one line what is wrong, and what was
+there is there.
 """
 
 import json
@@ -22,7 +24,9 @@ WAYS = [pytest.param(how, marks=pytest.mark.slow) for how in ("full", "dies", "a
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-    """Pictures take longer than the runs that they show: a run has none here, and that of a comparison is empty."""
+    """Pictures take longer than the runs that they show: a run has none here, and that of a
+    comparison is empty.
+    """
     monkeypatch.setattr("equipoise.report.html.try_write_report", lambda path: "")
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write_text("")
@@ -41,7 +45,9 @@ def attempt(arguments, disk, capsys):
 
 
 def result(folder):
-    """What a run's folder says, without times; of a comparison or search: of all runs in it, and its tables."""
+    """What a run's folder says, without times; of a comparison or search: of all runs in it, and
+    its tables.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -1,4 +1,6 @@
-"""Damage is noticed and named: headers, config, log, models; other formats are refused; folders are never shared."""
+"""Damage is noticed and named: headers, config, log, models; other formats are refused; folders are
+never shared.
+"""
 
 import json
 import os
@@ -14,7 +16,7 @@ from safetensors.torch import save_file
 
 import equipoise
 from equipoise.cli import main
-from equipoise.utils import io
+from equipoise.utils import io, serialization
 from equipoise.utils.config_file import FORMAT
 from equipoise.utils.errors import UsageError
 from helpers_disk import contents
@@ -61,7 +63,9 @@ def test_a_changed_round_number_in_a_checkpoint_is_refused(unfinished, capsys):
 @pytest.mark.parametrize("part", ["metadata", "content", "names"])
 def test_every_part_of_a_tensor_file_is_covered(part, tmp_path):
     path = tmp_path / "x.safetensors"
-    io.write_tensors(path, {"aa": torch.ones(4), "bb": torch.zeros(4)}, {"about": "this"})
+    serialization.write_tensors(
+        path, {"aa": torch.ones(4), "bb": torch.zeros(4)}, {"about": "this"}
+    )
     if part == "metadata":
         header_changed(path, b'"this"', b'"that"')
     elif part == "names":
@@ -72,7 +76,7 @@ def test_every_part_of_a_tensor_file_is_covered(part, tmp_path):
         data[-3] ^= 4
         path.write_bytes(bytes(data))
     with pytest.raises(UsageError, match="checksum"):
-        io.read_tensors(path)
+        serialization.read_tensors(path)
 
 
 def test_flipped_bytes_of_a_model_are_not_exported(tmp_path, capsys):
@@ -149,7 +153,7 @@ def test_a_folder_of_another_version_is_refused_in_one_line(recorded, unfinished
 def test_a_tensor_file_without_a_checksum_is_refused(tmp_path):
     save_file({"a": torch.ones(4)}, tmp_path / "x.safetensors")
     with pytest.raises(UsageError, match="checksum"):
-        io.read_tensors(tmp_path / "x.safetensors")
+        serialization.read_tensors(tmp_path / "x.safetensors")
 
 
 def test_two_runs_never_share_a_folder(tmp_path, capsys):
@@ -221,7 +225,7 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"equipoise resume {out}" in errors
-    saved = io.read_meta(out / "checkpoint" / "last.safetensors")["round"]
+    saved = serialization.read_meta(out / "checkpoint" / "last.safetensors")["round"]
     assert saved == len((out / "rounds.jsonl").read_text().splitlines())
 
 

@@ -1,4 +1,6 @@
-"""State that is infinite on purpose is no reason to skip a round; what becomes infinite or NaN is."""
+"""State that is infinite on purpose is no reason to skip a round; what
+becomes infinite or NaN is.
+"""
 
 import math
 

@@ -1,11 +1,13 @@
-"""The power goes off at every operation of a run: what was not synced is forgotten, the run goes on from the rest."""
+"""The power goes off at every operation of a run: what was not synced is forgotten, the run goes on
+from the rest.
+"""
 
 import json
 
 import pytest
 
 from equipoise.cli import main
-from equipoise.utils import io
+from equipoise.utils import io, serialization
 from helpers_disk import Died, Forgetful, on
 from trust.test_faults import RUN, result, same
 
@@ -69,12 +71,14 @@ def test_a_run_goes_on_after_a_power_cut_at_any_operation(names, tmp_path):
 
 
 def test_a_saved_round_is_never_lost(tmp_path):
-    """After the power comes back, the run goes on from the last checkpoint that was reported, not from the start."""
+    """After the power comes back, the run goes on from the last checkpoint that was reported, not
+    from the start.
+    """
     out = tmp_path / "run"
     disk = Forgetful(tmp_path)
     with on(disk):
         assert main([*RUN, "--out", str(out)]) == 0
     disk.cut()
     assert len((out / "rounds.jsonl").read_text().splitlines()) == 3
-    assert io.read_meta(out / "checkpoint" / "last.safetensors")["round"] == 3
+    assert serialization.read_meta(out / "checkpoint" / "last.safetensors")["round"] == 3
     assert json.loads((out / "summary.json").read_text())["rounds"] == 3

@@ -1,4 +1,6 @@
-"""Lies beside the model: out of their declared range they cost the liar its place in the round, and nobody else."""
+"""Lies beside the model: out of their declared range they cost the liar its place in the round, and
+nobody else.
+"""
 
 import json
 from dataclasses import dataclass, replace
@@ -264,7 +266,9 @@ def test_numbers_far_from_all_others_are_moved_nearer():
 
 
 def test_a_shared_agent_never_meets_a_lie_that_is_far_from_all_others():
-    """Not as a transition that the first round could not have closed, and later not beyond the others' reach."""
+    """Not as a transition that the first round could not have closed, and later not beyond the
+    others' reach.
+    """
     rewards = torch.tensor([0.1, -0.1, 0.2, 0.0, -0.2, 0.1, 0.0, 200.0], dtype=torch.float64)
     each = {
         "state": rewards[:, None],

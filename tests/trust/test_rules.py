@@ -87,7 +87,9 @@ def test_the_geometric_median_of_a_triangle_is_fermats_point():
 
 
 def test_krum_by_hand():
-    """Scores are sums over the K - f - 2 nearest: with five clients and one liar, the two nearest."""
+    """Scores are sums over the K - f - 2 nearest: with five clients and one
+    liar, the two nearest.
+    """
     points = stack([0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [50.0, 50.0])
     assert robust_aggregation.krum_scores(points, 1)[:4].tolist() == [1 + 4, 1 + 4, 4 + 5, 4 + 9]
     assert robust_aggregation.krum(points, 1).tolist() == [True, False, False, False, False]
@@ -145,7 +147,9 @@ def test_trust_falls_for_who_points_against_the_others_and_recovers():
 
 
 def test_trust_by_hand_of_what_the_servers_data_say():
-    """Alike in all else, belief is 1; it falls from no gain on, to none at a loss of three times the usual size."""
+    """Alike in all else, belief is 1; it falls from no gain on, to none at a loss of three times
+    the usual size.
+    """
     points = torch.tensor([[1.0, 0.2], [1.0, -0.2], [1.0, 0.1], [1.0, -0.1]], dtype=f64)
     gain = torch.tensor([1.0, 1.0, -1.5, -9.0], dtype=f64)  # the median size is 1
     belief = robust_aggregation.update_trust(
@@ -158,7 +162,9 @@ def test_trust_by_hand_of_what_the_servers_data_say():
 
 
 def test_whom_nobody_believed_does_not_move_the_centre():
-    """Six of ten lie alike: as long as they were not believed before, it is they who point against the others."""
+    """Six of ten lie alike: as long as they were not believed before, it is they who point against
+    the others.
+    """
     torch.manual_seed(0)
     honest, lie = 1 + 0.1 * torch.randn(4, 3, dtype=f64), -1 + 0.1 * torch.randn(6, 3, dtype=f64)
     before = torch.tensor([1.0] * 4 + [0.01] * 6, dtype=f64)
@@ -168,7 +174,9 @@ def test_whom_nobody_believed_does_not_move_the_centre():
 
 
 def test_a_small_step_along_a_change_is_scored_on_the_servers_data():
-    """Against the gradient the loss falls, along it it rises by as much; no change, however short, is no gain."""
+    """Against the gradient the loss falls, along it it rises by as much; no change, however short,
+    is no gain.
+    """
     task = small_task("linear", clients=6)
     method = with_robust_aggregation(all_methods()["fedavg"](), "trust")
     params = task.init_params(0)
@@ -311,7 +319,9 @@ def test_unsound_combinations_are_refused_with_the_reason():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpolicy", "fedala"])
 def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
-    """Also where clients start from models of their own, as soon as its own change is as long as others'."""
+    """Also where clients start from models of their own, as soon as its own change is as long as
+    others'.
+    """
     task = small_task("mlp", clients=12, size_sigma=0.0)
     schedule = RoundLoopConfig(3, 0, 1.0, "stacked", 1, True)
     simulation = FederatedSimulation(
@@ -353,7 +363,7 @@ def test_changes_that_are_much_too_long_are_named():
     )
 
 
-# --- attacks --------------------------------------------------------------------------------------------------------
+# --- attacks --------------------------------------------------------------------------------------
 
 
 def test_who_lies_is_drawn_by_the_seed():
@@ -482,7 +492,9 @@ def test_patience_does_not_go_with_noise():
 
 
 def test_a_client_that_trains_longer_or_more_gently_is_no_liar():
-    """One hospital with a hundred times the rows moves much further; one with a hundredth of the rate moves less."""
+    """One hospital with a hundred times the rows moves much further; one with a hundredth of the
+    rate moves less.
+    """
     long, paths, everybody = (
         torch.ones(10).double(),
         torch.ones(10).double(),

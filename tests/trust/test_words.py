@@ -73,7 +73,9 @@ def test_text_of_others_cannot_forge_a_line_of_the_log():
 
 
 def test_a_client_judges_its_epsilon_at_its_own_delta(tmp_path):
-    """A server that sets a large dp_delta makes epsilon look small; the client's own limit does not move."""
+    """A server that sets a large dp_delta makes epsilon look small; the client's own limit does not
+    move.
+    """
     loose = PrivacyConfig(dp_clip=1.0, dp_noise=2.0, dp_delta=0.5)
     own = gaussian_epsilon(upload_cost(2.0), 1e-5)
     assert gaussian_epsilon(upload_cost(2.0), 0.5) < own - 0.1

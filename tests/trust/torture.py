@@ -1,8 +1,9 @@
-"""Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody disturbed, to the bit.
+"""Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody
+disturbed, to the bit.
 
-``PYTHONPATH=tests python -m trust.torture --kills 1000 --minutes 30`` prints one line with what it found; the exit code
-is 1 if a single number differs. With ``--add FILE`` what it found is added to what the file says of earlier sittings,
-until there are so many kills in all.
+``PYTHONPATH=tests python -m trust.torture --kills 1000 --minutes 30`` prints one line with what it
+found; the exit code is 1 if a single number differs. With ``--add FILE`` what it found is added to
+what the file says of earlier sittings, until there are so many kills in all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Killed(Found):
     sittings: int = 0
 
     def in_words(self) -> str:
-        return f"{self.kills} kills in {self.runs} runs: {self.differences} differ from runs that nobody disturbed"
+        differ = f"{self.differences} differ from runs that nobody disturbed"
+        return f"{self.kills} kills in {self.runs} runs: {differ}"
 
     @property
     def failed(self) -> bool:

@@ -27,7 +27,10 @@ def model(work: str) -> nn.Module:
 
 @cache
 def load(path: str) -> dict[str, torch.Tensor]:
-    """Once a process. What a peer ships to its workers must not hold it: it would be read anew for each message."""
+    """Once a process.
+
+    What a peer ships to its workers must not hold it: it would be read anew for each message.
+    """
     torch.set_num_threads(1)
     with np.load(path) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}

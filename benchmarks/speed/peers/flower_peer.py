@@ -1,4 +1,6 @@
-"""W1 or W2 on Flower's simulation runtime: virtual nodes, two Ray workers, messages by our own loop over the grid."""
+"""W1 or W2 on Flower's simulation runtime: virtual nodes, two Ray workers, messages by our own loop
+over the grid.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""W1 or W2 on pfl-research: federated averaging with its simulated backend, every user each iteration."""
+"""W1 or W2 on pfl-research: federated averaging with its simulated backend, every user each
+iteration.
+"""
 
 from __future__ import annotations
 

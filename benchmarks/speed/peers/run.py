@@ -102,7 +102,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def contestants(work: str, epochs: int) -> Iterator[dict[str, engine.Round]]:
-    """Yield ours and the plain loop, each on one thread; our processes use all cores, as Flower's two workers do."""
+    """Yield ours and the plain loop, each on one thread; our processes use all cores, as Flower's
+    two workers do.
+    """
     if work == "w2":
         images = conv.federation()
         with conv.round_of_processes(images, available_cores()) as shared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from equipoise.api.task import Task
 from equipoise.core import Method
@@ -23,7 +23,7 @@ class Wrapped:
     """A method with wrappers, which are stored as options of the run."""
 
     method: GivenMethod
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 def private(
@@ -79,13 +79,16 @@ def secure(method: GivenMethod) -> Wrapped:
 
 def resources_from(processes: int | None, client_memory_gib: float | None) -> ResourceConfig:
     """Return the resource limits of a run; None means the default."""
-    given: dict[str, Any] = {"processes": processes, "client_memory_gib": client_memory_gib}
-    return ResourceConfig(**{name: value for name, value in given.items() if value is not None})
+    default = ResourceConfig()
+    return ResourceConfig(
+        default.processes if processes is None else processes,
+        default.client_memory_gib if client_memory_gib is None else client_memory_gib,
+    )
 
 
 def merge_options(
-    method: GivenMethod, task: str | Task, options: Mapping[str, Any]
-) -> dict[str, Any]:
+    method: GivenMethod, task: str | Task, options: Mapping[str, object]
+) -> dict[str, object]:
     """Merge method, task and options into one set of options.
 
     Args:
@@ -145,7 +148,7 @@ def label_of(method: GivenMethod) -> str:
     return _labelled(find_method(type(method)).name, changed)
 
 
-def _labelled(name: str, options: Mapping[str, Any]) -> str:
+def _labelled(name: str, options: Mapping[str, object]) -> str:
     """Append options to a name."""
     return " ".join([name, *(f"{option}={value}" for option, value in options.items())])
 

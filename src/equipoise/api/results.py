@@ -72,7 +72,7 @@ class Run:
     """Task, if that was made in Python."""
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """All options of the run by name."""
         return read_config(self._folder.config)
 
@@ -114,7 +114,7 @@ class Run:
         return self._predictor(client).module
 
     def predict(
-        self, rows: Any, client: int | str | None = None, *, probabilities: bool = False
+        self, rows: object, client: int | str | None = None, *, probabilities: bool = False
     ) -> NDArray[Any]:
         """Predict new rows.
 
@@ -133,7 +133,8 @@ class Run:
             UsageError: If the rows do not fit, or the model has no probabilities.
         """
         predictor = self._predictor(client)
-        target, outputs = predictor.card.target, predictor.outputs(rows)
+        target = predictor.card.target
+        outputs = predictor.outputs(rows)
         if target.kind != "classification":
             if probabilities:
                 raise UsageError(
@@ -369,7 +370,7 @@ def compare(
     overwrite: bool = False,
     processes: int | None = None,
     client_memory_gib: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> Comparison:
     """Run several methods on a task over several seeds.
 

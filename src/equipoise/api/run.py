@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from equipoise.api.inputs import (
     GivenMethod,
@@ -39,7 +38,7 @@ def run(
     log: str = "",
     processes: int | None = None,
     client_memory_gib: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> Run:
     """Run a method on a task.
 

@@ -26,7 +26,7 @@ class Task:
     """
 
     spec: TaskSpec = field(repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = [item.name for item in dataclasses.fields(self.spec.config)]
@@ -42,20 +42,20 @@ class Task:
         return self.spec.name
 
     @classmethod
-    def named(cls, name: str, **options: Any) -> Task:
+    def named(cls, name: str, **options: object) -> Task:
         """Return a shipped task with options: ``Task.named("synthetic", clients=50)``."""
         return cls(find_task(name), options)
 
     @classmethod
     def from_tables(
         cls,
-        tables: Mapping[str, Any],
+        tables: Mapping[str, object],
         *,
         target: str,
         target_type: str = "",
         ignore: Sequence[str] = (),
         name: str = "tables",
-        **options: Any,
+        **options: object,
     ) -> Task:
         """Create a task from tables in memory.
 
@@ -73,7 +73,7 @@ class Task:
         Returns:
             The task.
         """
-        given = {
+        given: dict[str, Any] = {
             "target": target,
             "target_type": target_type,
             "ignore_columns": format_names(ignore),
@@ -86,18 +86,18 @@ class Task:
     @classmethod
     def from_datasets(
         cls,
-        clients: Mapping[str, Any] | Iterable[Any],
+        clients: Mapping[str, object] | Iterable[object],
         *,
         model: Model,
         fresh: bool = False,
         adapter: str = "",
         blocks: str = "",
-        server: Any = None,
+        server: object = None,
         classes: int | None = None,
         form: InputTransform | None = None,
         training: TrainingConfig | None = None,
         name: str = "datasets",
-        **options: Any,
+        **options: object,
     ) -> Task:
         """Create a task from arrays, tensors or torch data sets, with any model.
 
@@ -125,25 +125,31 @@ class Task:
         Returns:
             The task.
         """
-        how = {"server": server, "classes": classes, "form": form, "training": training}
-        return cls(
-            in_memory.from_datasets(
-                clients, model, name, fresh=fresh, adapter=adapter, blocks=blocks, **how
-            ),
-            options,
+        spec = in_memory.from_datasets(
+            clients,
+            model,
+            name,
+            fresh=fresh,
+            adapter=adapter,
+            blocks=blocks,
+            server=server,
+            classes=classes,
+            form=form,
+            training=training,
         )
+        return cls(spec, options)
 
     @classmethod
     def from_texts(
         cls,
-        data: Any,
+        data: object,
         *,
         pretrained: str | Path,
         adapter: str = "",
         blocks: str = "",
         training: TrainingConfig | None = None,
         name: str = "texts",
-        **options: Any,
+        **options: object,
     ) -> Task:
         """Create a task from texts, with a pretrained model of ``transformers`` (extra ``text``).
 
@@ -167,7 +173,7 @@ class Task:
         return cls(spec, {"pretrained": str(pretrained), **options})
 
     @classmethod
-    def from_folder(cls, folder: str | Path, *, target: str, **options: Any) -> Task:
+    def from_folder(cls, folder: str | Path, *, target: str, **options: object) -> Task:
         """Create a task from files.
 
         Args:

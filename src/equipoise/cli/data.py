@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from equipoise.cli.options import parse_run_options
-from equipoise.cli.parser import Parser, add_config, output_file, run_subcommand
+from equipoise.cli.parser import Parser, Values, add_config, output_file, run_subcommand
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.tables import TablesConfig
 from equipoise.utils import io
@@ -53,7 +52,7 @@ def _describe(arguments: list[str]) -> int:
     return 0
 
 
-def _describe_tables(config: TablesConfig, given: dict[str, Any], as_json: bool) -> int:
+def _describe_tables(config: TablesConfig, given: Values, as_json: bool) -> int:
     """Print a description of raw tables; return 2 if their problems would stop a run."""
     from equipoise.data.tabular.description import describe_tables
     from equipoise.data.tabular.io import scan_tables
@@ -109,9 +108,7 @@ def _merge(arguments: list[str]) -> int:
     return 0
 
 
-def _parse_table_options(
-    parser: Parser, arguments: list[str]
-) -> tuple[dict[str, Any], TablesConfig]:
+def _parse_table_options(parser: Parser, arguments: list[str]) -> tuple[Values, TablesConfig]:
     """Parse the options of the task ``tables``."""
     add_config(parser)
     early = {"method": "fedavg", "task": "tables"}

@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from equipoise.cli.parser import Parser
+from equipoise.cli.parser import Parser, Values
 from equipoise.config.parsing import parse
 from equipoise.experiment.compare import suitable
 from equipoise.methods import all_methods, find_method
@@ -47,8 +46,8 @@ HELP_FLAGS = ("-h", "--help", "--help-all")
 
 
 def parse_run_options(
-    parser: Parser, arguments: Sequence[str], early: dict[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    parser: Parser, arguments: Sequence[str], early: Values | None = None
+) -> tuple[Values, Values]:
     """Add the options of a run of one method to a parser and parse the command line.
 
     Args:
@@ -67,7 +66,7 @@ def parse_run_options(
     return values, given_options(early, values, table)
 
 
-def early_options(arguments: Sequence[str]) -> dict[str, Any]:
+def early_options(arguments: Sequence[str]) -> Values:
     """Read the options that decide which other options exist.
 
     Args:
@@ -93,7 +92,7 @@ def early_options(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def add_options(
-    parser: Parser, table: OptionTable, early: dict[str, Any], arguments: Sequence[str]
+    parser: Parser, table: OptionTable, early: Values, arguments: Sequence[str]
 ) -> None:
     """Add the options of a run to a parser, in groups by owner.
 
@@ -132,7 +131,7 @@ def add_options(
 
 def _add_option(group: argparse._ArgumentGroup, name: str, option: Option, help: str) -> None:
     """Add one option to a group of a parser."""
-    settings: dict[str, Any] = {"default": None, "dest": name, "help": help}
+    settings: Values = {"default": None, "dest": name, "help": help}
     if option.kind.type is bool:
         settings["action"] = argparse.BooleanOptionalAction
     else:
@@ -140,9 +139,7 @@ def _add_option(group: argparse._ArgumentGroup, name: str, option: Option, help:
     group.add_argument(f"--{name.replace('_', '-')}", **settings)
 
 
-def given_options(
-    early: dict[str, Any], values: dict[str, Any], table: OptionTable
-) -> dict[str, Any]:
+def given_options(early: Values, values: Values, table: OptionTable) -> Values:
     """Merge the options of the config file and of the command line.
 
     Args:
@@ -165,9 +162,7 @@ def given_options(
     return given
 
 
-def parse_several_methods(
-    arguments: list[str], parser: Parser
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def parse_several_methods(arguments: list[str], parser: Parser) -> tuple[Values, dict[str, Values]]:
     """Parse the command line of a command for several methods.
 
     Args:
@@ -210,6 +205,6 @@ def parse_several_methods(
     return values, cells
 
 
-def _known_options(given: dict[str, Any], table: OptionTable) -> dict[str, Any]:
+def _known_options(given: Values, table: OptionTable) -> Values:
     """Return those of the given options that are in the table."""
     return {name: value for name, value in given.items() if has_option(table, name)}

@@ -6,11 +6,14 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from equipoise.config.schema import constraint_of, describe_default, option_types
 from equipoise.settings.resources import ResourceConfig
 from equipoise.utils.errors import UsageError, nearest
+
+Values: TypeAlias = dict[str, Any]
+"""Values by name; each has the type of its option."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -128,7 +131,7 @@ def add_resources(parser: Parser) -> None:
         )
 
 
-def resources_from(values: Mapping[str, Any]) -> ResourceConfig:
+def resources_from(values: Values) -> ResourceConfig:
     """Return the resource limits among parsed values."""
     return ResourceConfig(**{item.name: values[item.name] for item in fields(ResourceConfig)})
 

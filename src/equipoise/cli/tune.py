@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from equipoise.cli.options import parse_several_methods
 from equipoise.cli.parser import Parser, add_config, add_quiet, add_resources, resources_from
@@ -37,7 +36,7 @@ def tune(arguments: list[str]) -> int:
     values, cells = parse_several_methods(arguments, parser)
     resources = resources_from(values)
 
-    def print_trial(method: str, number: int, score: float | None, tried: dict[str, Any]) -> None:
+    def print_trial(method: str, number: int, score: float | None, tried: dict[str, float]) -> None:
         if values["quiet"]:
             return
         score_text = "—" if score is None else f"{score:.4f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from equipoise.clock.config import ClockConfig
 from equipoise.experiment.runner import OnRoundEnd, build_task, run
@@ -24,8 +24,11 @@ from equipoise.utils import io
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
+Cells: TypeAlias = dict[str, dict[str, Any]]
+"""Options of each method, or of each label if the options name the method."""
 
-def with_equal_steps(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+
+def with_equal_steps(cells: Cells) -> Cells:
     """Choose the rounds of each method such that all take as many gradient steps as the first.
 
     The cost of a round is measured in the first one; a method whose agents choose epochs later may
@@ -82,7 +85,7 @@ Announce = Callable[[RunSettings, Path], OnRoundEnd]
 
 
 def compare(
-    cells: dict[str, dict[str, Any]],
+    cells: Cells,
     seeds: int,
     out: Path,
     command: list[str],
@@ -204,7 +207,7 @@ def cell_folder(label: str, seed: int) -> Path:
     return Path(method_folder_name(label)) / f"seed-{seed}"
 
 
-def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def suitable(cells: Cells) -> tuple[Cells, dict[str, str]]:
     """Find the methods that can run with their options.
 
     Args:
@@ -213,7 +216,7 @@ def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]
     Returns:
         The options of these methods, and for each other method the reason.
     """
-    suited: dict[str, dict[str, Any]] = {}
+    suited: Cells = {}
     refused: dict[str, str] = {}
     for method, given in cells.items():
         try:

@@ -103,7 +103,8 @@ def final_scores(
     Returns:
         The scores; remote clients score their own models and report the result.
     """
-    task, method = simulation.task.with_all_metrics(), simulation.method
+    method = simulation.method
+    task = simulation.task.with_all_metrics()
     if task is simulation.task:
         return FinalScores()
     found: dict[str, float] = {}

@@ -19,6 +19,7 @@ from equipoise.experiment.predict import network_of
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io as files
+from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 
 NUM_CHECKED_ROWS = 64  # random rows on which export and original are compared
@@ -84,7 +85,7 @@ def export(
 
 def _safetensors(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts) -> Tensor:
     """Write safetensors; return the logits of the file."""
-    files.fill_tensors(out, params, facts)
+    serialization.fill_tensors(out, params, facts)
     module.load_state_dict(load_file(out), strict=False)
     logits: Tensor = module(x)
     return logits

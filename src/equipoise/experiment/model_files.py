@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equipoise.core import Params
 from equipoise.records.run_dir import Folder
-from equipoise.utils import io
+from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 
 
@@ -29,9 +29,9 @@ def read_model(folder: Folder, client: int | None) -> Params:
             "personal": "kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: the run is not finished, or {reasons[name]}")
-    tensors, _ = io.read_tensors(file)
+    tensors, _ = serialization.read_tensors(file)
     base = folder.models / "frozen.safetensors"
-    frozen = io.read_tensors(base)[0] if base.is_file() else {}
+    frozen = serialization.read_tensors(base)[0] if base.is_file() else {}
     if client is None:
         return {**frozen, **tensors}
     ids = tensors.pop("client_ids").tolist()

@@ -86,7 +86,7 @@ class Predictor:
             known = frozenset({*names, *preprocessor.target_spec.columns, *said})
         return Predictor(module, card, preprocessor, client, known, texts)
 
-    def inputs(self, rows: Any) -> Tensor:
+    def inputs(self, rows: object) -> Tensor:
         """Convert raw rows to inputs of the network.
 
         Args:
@@ -102,7 +102,8 @@ class Predictor:
             return torch.from_numpy(self.texts.rows(rows)).long()
         preprocessor = self.preprocessor
         if preprocessor is None:
-            x, form = torch.as_tensor(np.asarray(rows)), self.card.form
+            form = self.card.form
+            x = torch.as_tensor(np.asarray(rows))
             if x.dim() < 1 or form.output_shape(tuple(x.shape[1:])) != self.card.shape:
                 raise UsageError(
                     f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}"
@@ -134,14 +135,14 @@ class Predictor:
         )
         return torch.from_numpy(preprocessor.transform(table, name))
 
-    def outputs(self, rows: Any) -> Tensor:
+    def outputs(self, rows: object) -> Tensor:
         """Return the outputs ``[rows, outputs]`` of the network."""
         with torch.no_grad():
             return torch.cat(
                 [self.module(part) for part in self.inputs(rows).split(ROWS_PER_BATCH)]
             )
 
-    def columns(self, rows: Any) -> dict[str, NDArray[Any]]:
+    def columns(self, rows: object) -> dict[str, NDArray[Any]]:
         """Return predictions as columns: class and probabilities, a value, or a risk."""
         return objective_of(self.card.target).prediction_columns(self.outputs(rows))
 
@@ -222,7 +223,7 @@ def _of_recordings(
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 
-def _windows(how: WindowTransform, rows: Any) -> NDArray[np.float32]:
+def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
     """Return raw windows as given, or cut ``{"x": steps, "length": steps per recording}``."""
     if not isinstance(rows, Mapping):
         return np.asarray(rows, np.float32)

@@ -52,11 +52,10 @@ from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, 
 from equipoise.simulation.ipc import ProcessGroup
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import io, rng
+from equipoise.utils import io, rng, serialization
 from equipoise.utils.config_file import write_config
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
-from equipoise.utils.serialization import write_stack
 
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
@@ -484,7 +483,7 @@ class RunSession:
             other_checksums: Checksums of other versions of the log that fit this checkpoint.
         """
         io.sync(self.folder.rounds)
-        meta = {
+        meta: dict[str, object] = {
             "round": self.simulation.rounds_done,
             "best": self.best,
             "config": io.checksum(self.folder.config.read_bytes()),
@@ -536,18 +535,22 @@ class RunSession:
             io.write_text(self.folder.card, card.write())
         method = self.settings.method
         if frozen := self.task.frozen:
-            io.write_tensors(self.folder.models / "frozen.safetensors", frozen)
+            serialization.write_tensors(self.folder.models / "frozen.safetensors", frozen)
         if method.has_global(self.task):
-            io.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
+            serialization.write_tensors(
+                self.folder.models / "global.safetensors", self.simulation.params
+            )
             if self.best_params:
-                io.write_tensors(self.folder.models / "global-best.safetensors", self.best_params)
+                serialization.write_tensors(
+                    self.folder.models / "global-best.safetensors", self.best_params
+                )
         elif names := method.shared_param_names(self.task):
             shared = {name: self.simulation.params[name] for name in names}
-            io.write_tensors(self.folder.models / "shared.safetensors", shared)
+            serialization.write_tensors(self.folder.models / "shared.safetensors", shared)
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
             each = personal_model_batches(self.simulation)
             parts = ({"client_ids": torch.from_numpy(ids), **models} for ids, models in each)
-            write_stack(
+            serialization.write_stack(
                 self.folder.models / "personal.safetensors", len(self.simulation.store.ids), parts
             )
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -38,7 +37,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """
     requested = False
 
-    def handle(number: int, frame: Any) -> None:
+    def handle(number: int, frame: object) -> None:
         nonlocal requested
         if requested:
             raise KeyboardInterrupt

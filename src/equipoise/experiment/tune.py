@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from equipoise.config.parsing import to_config_value
 from equipoise.core import Method
@@ -25,19 +26,22 @@ from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
 NUM_SCORED_EVALUATIONS = 3  # a trial is scored by the mean of its last 3 evaluations
-OnTrialEnd = Callable[[str, int, float | None, dict[str, Any]], None]
+OnTrialEnd = Callable[[str, int, float | None, dict[str, float]], None]
 """Called after each trial with the method, the number, the score and the options tried."""
 
 
 def tune(
     method: str,
-    given: dict[str, Any],
+    given: dict[str, object],
     trials: int,
     out: Path,
     on_trial_end: OnTrialEnd | None = None,
     resources: ResourceConfig | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Search for good options of a method on validation data.
 
     The first trial uses the defaults, so the result is never worse than they are on the
@@ -73,10 +77,10 @@ def tune(
             },
         )
         study = _study(optuna, out, method, {name: base.to_dict[name] for name in ranges})
-        while (done := len(_finished(study))) < trials:
+        while (done := sum(trial.state.is_finished() for trial in study.trials)) < trials:
             # One sampler per trial: a resumed search tries what it would have tried.
             study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
-            trial = _next(optuna, study)
+            trial = _next_trial(optuna, study)
             tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
             score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", resources)
             if score is None:
@@ -95,20 +99,24 @@ def tune(
     return best
 
 
-def _study(optuna: Any, out: Path, name: str, defaults: dict[str, Any]) -> Any:
+def _study(optuna: ModuleType, out: Path, name: str, defaults: dict[str, object]) -> Study:
     """Open the study on disk, or create it with the defaults as first trial."""
     storage = optuna.storages.JournalStorage(_Journal(out / "study.log"))
-    study = optuna.create_study(
+    study: Study = optuna.create_study(
         storage=storage, study_name=name, direction="maximize", load_if_exists=True
     )
     study.enqueue_trial(defaults, skip_if_exists=True)
     return study
 
 
-def _next(optuna: Any, study: Any) -> Any:
+def _next_trial(optuna: ModuleType, study: Study) -> Trial:
     """Return the trial that was interrupted, or a new one."""
-    begun = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
-    return optuna.trial.Trial(study, begun[0]._trial_id) if begun else study.ask()
+    running = optuna.trial.TrialState.RUNNING
+    begun = next((trial for trial in study.trials if trial.state == running), None)
+    if begun is None:
+        return study.ask()
+    interrupted: Trial = optuna.trial.Trial(study, begun._trial_id)
+    return interrupted
 
 
 class _Journal:
@@ -121,7 +129,7 @@ class _Journal:
         if whole != text or not path.exists():
             io.write_bytes(path, whole)
 
-    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+    def read_logs(self, log_number_from: int) -> list[dict[str, object]]:
         try:
             return [
                 json.loads(line) for line in self.path.read_bytes().splitlines()[log_number_from:]
@@ -129,13 +137,13 @@ class _Journal:
         except ValueError as error:
             raise UsageError(f"'{self.path}' is damaged: choose another --out ({error})") from error
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+    def append_logs(self, logs: list[dict[str, object]]) -> None:
         io.append(self.path, "".join(json.dumps(log) + "\n" for log in logs))
         io.sync(self.path)
 
 
 def search_space(
-    method: type[Method], base: RunSettings, given: dict[str, Any]
+    method: type[Method], base: RunSettings, given: dict[str, object]
 ) -> dict[str, tuple[float, float]]:
     """Return the ranges that are searched.
 
@@ -165,7 +173,7 @@ def search_space(
     }
 
 
-def read_best(folder: Path, method: str) -> dict[str, Any]:
+def read_best(folder: Path, method: str) -> dict[str, object]:
     """Read the options that a search found.
 
     Args:
@@ -184,13 +192,13 @@ def read_best(folder: Path, method: str) -> dict[str, Any]:
             f"there is no '{path}': run 'equipoise tune --methods {method} --out {folder}' first"
         )
     try:
-        best: dict[str, Any] = json.loads(path.read_text())["options"]
+        best: dict[str, object] = json.loads(path.read_text())["options"]
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{path}' is damaged: {error}") from error
     return best
 
 
-def _score(flat: dict[str, Any], folder: Path, resources: ResourceConfig | None) -> float | None:
+def _score(flat: dict[str, object], folder: Path, resources: ResourceConfig | None) -> float | None:
     """Run a trial; return its validation score, or None if it was refused or never scored."""
     io.remove(folder)  # an interrupted trial starts again
     settings = RunSettings.from_options(flat)
@@ -207,17 +215,13 @@ def _score(flat: dict[str, Any], folder: Path, resources: ResourceConfig | None)
     return fmean(last) if last else None
 
 
-def _finished(study: Any) -> list[Any]:
-    return [trial for trial in study.trials if trial.state.is_finished()]
-
-
-def _suggest(trial: Any, name: str, low: float, high: float) -> float | int:
+def _suggest(trial: Trial, name: str, low: float, high: float) -> float | int:
     if isinstance(low, int) and isinstance(high, int):
         return int(trial.suggest_int(name, low, high))
     return float(trial.suggest_float(name, low, high, log=True))
 
 
-def _check_same_search(out: Path, about: dict[str, Any]) -> None:
+def _check_same_search(out: Path, about: dict[str, object]) -> None:
     """Raise ``UsageError`` if the folder holds another search."""
     path = out / "search.json"
     text = json.dumps(about, indent=1)
@@ -226,7 +230,7 @@ def _check_same_search(out: Path, about: dict[str, Any]) -> None:
     io.write_text(path, text)
 
 
-def _optuna() -> Any:
+def _optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:

@@ -58,8 +58,15 @@ class AsyncRemoteExecutor(RemoteExecutor):
 
     wire: AsyncWire
 
-    def __init__(self, *about: Any, timing: ClockConfig, **how: Any) -> None:
-        super().__init__(*about, **how)
+    def __init__(self, *args: Any, timing: ClockConfig, **kwargs: Any) -> None:
+        """Set up the executor.
+
+        Args:
+            *args: Those of :class:`RemoteExecutor`.
+            timing: Size of the buffer and damping of stale updates.
+            **kwargs: Those of :class:`RemoteExecutor`.
+        """
+        super().__init__(*args, **kwargs)
         self.timing = timing
         self._in_flight: dict[int, InFlightRequest] = {}
         self._unsent: dict[int, str] = {}
@@ -113,10 +120,11 @@ class AsyncRemoteExecutor(RemoteExecutor):
                     arrived[client] = asked.round, self._as_delta(reply, asked, round)
                 except InvalidMessage as error:
                     absent[client] = str(error)
-            late = [
-                client for client, one in self._in_flight.items() if one.until <= time.monotonic()
-            ]
-            absent |= {client: "no reply in time" for client in late if self._in_flight.pop(client)}
+            now = time.monotonic()
+            late = [client for client, one in self._in_flight.items() if one.until <= now]
+            for client in late:
+                del self._in_flight[client]
+                absent[client] = "no reply in time"
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
         began = sorted({start for start, _ in arrived.values()})

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from equipoise.flower.launch import FlowerCli
 from equipoise.utils import io
@@ -27,7 +26,7 @@ class AuditLog:
         """Set the file; nothing is written if it is ``None``."""
         self.file = file
 
-    def record(self, event: str, **about: Any) -> None:
+    def record(self, event: str, **about: object) -> None:
         """Append an event with the current time."""
         if self.file is None:
             return
@@ -37,11 +36,13 @@ class AuditLog:
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **about}
         io.append(self.file, json.dumps(line) + "\n")
 
-    def record_exchange(self, sent: Mapping[int, bytes], came: Mapping[int, bytes | str]) -> None:
+    def record_exchange(
+        self, sent: Mapping[int, bytes], replies: Mapping[int, bytes | str]
+    ) -> None:
         """Record the digest of each message and of its reply, or why there was none."""
         for client, data in sent.items():
-            answer = came.get(client, "no reply in time")
-            reply: dict[str, Any] = {"came": answer}
+            answer = replies.get(client, "no reply in time")
+            reply: dict[str, object] = {"came": answer}
             if not isinstance(answer, str):
                 reply = {"came": digest(answer), "bytes": len(answer)}
             self.record("exchange", client=client, sent=digest(data), **reply)
@@ -95,13 +96,8 @@ def register_node(key: Path, client: int, file: Path, address: str, ca: Path | N
         )
     with tempfile.TemporaryDirectory() as home:
         done = FlowerCli(home, address, ca).run_json(
-            "supernode", "register", str(key.resolve()), "link", "--format", "json"
+            "did not register the key", "supernode", "register", str(key.resolve())
         )
-    if not done.get("success"):
-        reason = " ".join(str(done.get("error-message", done)).split())
-        raise UsageError(f"the SuperLink at {address} did not register the key: {reason}"[:400])
     node = int(done["node-id"])
-    io.write_text(
-        file, json.dumps({str(n): c for n, c in {**bound, node: client}.items()}, indent=1) + "\n"
-    )
+    io.write_text(file, json.dumps({**bound, node: client}, indent=1) + "\n")
     return node

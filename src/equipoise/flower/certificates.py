@@ -23,7 +23,20 @@ from equipoise.utils.errors import UsageError
 
 
 def write_certificates(folder: Path, hosts: list[str], nodes: int, days: int) -> list[str]:
-    """Gives one line for each file: what it is and who gets it."""
+    """Write a CA, the server's certificate and a key for each node.
+
+    Args:
+        folder: New folder for the files.
+        hosts: Names and addresses of the server.
+        nodes: Number of node keys.
+        days: Days for which the certificates are valid.
+
+    Returns:
+        One line for each file: what it is, and who gets it.
+
+    Raises:
+        UsageError: If the folder exists, or a number or host is wrong.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
             f"'{folder}' exists already: choose another folder, keys are never overwritten"
@@ -37,15 +50,10 @@ def write_certificates(folder: Path, hosts: list[str], nodes: int, days: int) ->
         raise UsageError(f"host is '{wrong[0]}': must be a name or an address")
     io.make_folder(folder, private=True)
     ca_key, ca = _authority(days)
-    key, certificate = _server(ca_key, ca, hosts, days)
-    _private(
-        folder / "ca.key", ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    )
-    io.write_bytes(folder / "ca.pem", ca.public_bytes(Encoding.PEM))
-    _private(
-        folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    )
-    io.write_bytes(folder / "server.pem", certificate.public_bytes(Encoding.PEM))
+    server_key, server = _server(ca_key, ca, hosts, days)
+    for name, key, certificate in (("ca", ca_key, ca), ("server", server_key, server)):
+        _write_key(folder / f"{name}.key", key, PrivateFormat.PKCS8)
+        io.write_bytes(folder / f"{name}.pem", certificate.public_bytes(Encoding.PEM))
     lines = [
         "ca.key      the CA's key: keep it off the network",
         "ca.pem      its certificate: for the server and every node",
@@ -53,25 +61,35 @@ def write_certificates(folder: Path, hosts: list[str], nodes: int, days: int) ->
         "server.pem  the server's certificate",
     ]
     for number in range(nodes):
-        node = ec.generate_private_key(ec.SECP384R1())
-        _private(
-            folder / f"node-{number}",
-            node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
-        )
-        public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        io.write_bytes(folder / f"node-{number}.pub", public + b"\n")
+        name = f"node-{number}"
+        key = _new_key()
+        _write_key(folder / name, key, PrivateFormat.OpenSSH)
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        io.write_bytes(folder / f"{name}.pub", public + b"\n")
         lines.append(
-            f"node-{number}      key of client {number}: for its machine alone; node-{number}.pub is registered"
+            f"{name}      key of client {number}: for its machine alone; {name}.pub is registered"
         )
     return lines
 
 
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    """Generate a private key."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, format: PrivateFormat) -> None:
+    """Write a private key for its owner alone."""
+    data = key.private_bytes(Encoding.PEM, format, NoEncryption())
+    io.write_bytes(path, data, private=True)
+
+
 def _authority(days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = ec.generate_private_key(ec.SECP384R1())
+    """Make the CA's key and its self-signed certificate."""
+    key = _new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Equipoise private CA")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     builder = (
-        _dated(days, name, name, key)
+        _builder(days, name, name, key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -82,14 +100,14 @@ def _authority(days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
 def _server(
     ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, hosts: list[str], days: int
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = ec.generate_private_key(ec.SECP384R1())
+    """Make the server's key and its certificate, signed by the CA."""
+    key = _new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
-        _dated(days, name, ca.subject, key)
-        .add_extension(
-            x509.SubjectAlternativeName([_named(host) for host in hosts]), critical=False
-        )
+        _builder(days, name, ca.subject, key)
+        .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(issuer, critical=False)
@@ -97,9 +115,10 @@ def _server(
     return key, builder.sign(ca_key, hashes.SHA384())
 
 
-def _dated(
+def _builder(
     days: int, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
+    """Return a certificate without extensions, valid from now on."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -112,12 +131,9 @@ def _dated(
     )
 
 
-def _named(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
+    """Return a host as an address or a name of a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _private(path: Path, data: bytes) -> None:
-    io.write_bytes(path, data, private=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,25 +20,36 @@ LOG = logging.getLogger("equipoise")
 app = ClientApp()
 
 
-def _answer(message: Message, context: Context) -> Message:
-    return answer(message, dict(context.run_config), dict(context.node_config))
+def answer(message: Message, options: Mapping[str, Any], node_config: Mapping[str, Any]) -> Message:
+    """Answer a message of the server.
 
+    Args:
+        message: The message.
+        options: Options of the app.
+        node_config: Table of the node's ``--node-config``.
 
-def answer(message: Message, run: dict[str, Any], about: dict[str, Any]) -> Message:
-    """``run``: the run's options; ``about``: what this node was told at its start."""
+    Returns:
+        The reply.
+    """
     log_to_screen()
     try:
-        settings, _ = config.read_app_config(run)
+        settings, _ = config.read_app_config(options)
         torch.set_num_threads(settings.run.threads)
-        node, asked = config.NodeConfig.from_dict(about), from_record(message.content)
+        node = config.NodeConfig.from_dict(node_config)
+        asked = from_record(message.content)
         data = Node(settings.to_dict, node).answer(asked)
         AuditLog(node.state_dir / "audit.jsonl").record(
             "answered", asked=digest(asked), sent=digest(data), bytes=len(data)
         )
-    except Exception as error:  # Flower would send its text, which may quote this client's rows
+    except Exception as error:  # Flower would send the text, which may quote this client's rows
         LOG.exception("this node cannot answer")
         data = encode_error(error)
     return Message(to_record(data), reply_to=message)
+
+
+def _answer(message: Message, context: Context) -> Message:
+    """Answer a message with the options that Flower passes on."""
+    return answer(message, context.run_config, context.node_config)
 
 
 app.train()(_answer)

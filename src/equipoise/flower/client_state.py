@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from equipoise.core import Params, State
 from equipoise.flower.codec import InvalidMessage
-from equipoise.utils import io
+from equipoise.utils import io, serialization
 from equipoise.utils.errors import UsageError
 
 
@@ -29,7 +27,7 @@ class ClientStateStore:
     def load(self, round: int) -> State | None:
         """Return the state after this round, or ``None`` if it is not here any more."""
         try:
-            return io.load(self._file(round))[0]
+            return serialization.load(self._file(round))[0]
         except UsageError:
             return None
 
@@ -42,14 +40,14 @@ class ClientStateStore:
             taken: Round that the server accepted last.
         """
         io.make_folder(self.path, private=True)
-        io.save(self._file(round), held, {"round": round})
+        serialization.save(self._file(round), held, {"round": round})
         for old in self.path.glob("round-*.safetensors"):
             if old not in (self._file(round), self._file(taken)):
                 io.remove(old)
 
     def save_model(self, params: Params) -> None:
         """Save the model that this client would use now, as a plain file for its owner."""
-        io.write_tensors(self.path / "model.safetensors", params)
+        serialization.write_tensors(self.path / "model.safetensors", params)
 
     def load_model(self) -> Params:
         """Return the model that :meth:`save_model` saved.
@@ -60,7 +58,7 @@ class ClientStateStore:
         file = self.path / "model.safetensors"
         if not file.is_file():
             raise InvalidMessage("it has no model of this run")
-        return load_file(file)
+        return serialization.read_tensors(file)[0]
 
     @property
     def preparation_file(self) -> Path:
@@ -76,12 +74,12 @@ class ClientStateStore:
         """Save this client's input of a secure sum and its protocol state; delete older ones."""
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
             io.remove(old)
-        io.write_tensors(self.path / f"part-{round}.safetensors", part)
+        serialization.write_tensors(self.path / f"part-{round}.safetensors", part)
         self.save_secagg_state(round, member)
 
     def load_secagg_input(self, round: int) -> Params:
         """Return this client's input of a secure sum."""
-        return io.read_tensors(self.path / f"part-{round}.safetensors")[0]
+        return serialization.read_tensors(self.path / f"part-{round}.safetensors")[0]
 
     def save_secagg_state(self, round: int, member: str) -> None:
         """Save the state of the secure aggregation protocol."""

@@ -5,16 +5,13 @@ Content that was received is checked before use: size, names, shapes, types, fin
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from equipoise.core import State
-from equipoise.utils.io import number_leaves, restore_leaves, unshare_memory
+from equipoise.utils import serialization
 
 Metadata = dict[str, Any]
 """Plain JSON values."""
@@ -22,6 +19,14 @@ Metadata = dict[str, Any]
 
 class InvalidMessage(Exception):
     """A message that violates the protocol; the text says how."""
+
+
+class NoReply(InvalidMessage):
+    """A client did not reply; the text says why."""
+
+
+class PreparationMissing(InvalidMessage):
+    """A client lacks the preprocessing of raw tables; the server sends it again."""
 
 
 def encode(tree: State, about: Metadata) -> bytes:
@@ -34,12 +39,7 @@ def encode(tree: State, about: Metadata) -> bytes:
     Returns:
         The message.
     """
-    tensors: dict[str, Tensor] = {}
-    shape = number_leaves(tree, tensors)
-    data: bytes = safetensors.torch.save(
-        unshare_memory(tensors), {"shape": json.dumps(shape), "about": json.dumps(about)}
-    )
-    return data
+    return serialization.encode(tree, about)
 
 
 def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
@@ -58,25 +58,46 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
     if limit is not None and len(data) > limit:
         raise InvalidMessage(f"{len(data)} bytes came, at most {limit} were expected")
     try:
-        end = 8 + int.from_bytes(data[:8], "little")
-        texts = json.loads(data[8:end])["__metadata__"]
-        shape, about = json.loads(texts["shape"]), json.loads(texts["about"])
-        tree = restore_leaves(shape, safetensors.torch.load(data))
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        safetensors.SafetensorError,
-    ) as error:
+        tree, about = serialization.decode(data)
+    except serialization.MALFORMED as error:
         raise InvalidMessage(f"it cannot be read ({type(error).__name__})") from error
     if not isinstance(about, dict):
         raise InvalidMessage("it does not say what it is about")
     return tree, about
 
 
-def check_like(tree: Any, like: Any, where: str = "reply") -> None:
+def decode_reply(
+    answer: bytes | str | None, limit: int, **sender: object
+) -> tuple[State, Metadata]:
+    """Decode a client's reply.
+
+    Args:
+        answer: The reply; text is the reason why there is none.
+        limit: Largest size in bytes.
+        **sender: Metadata that the reply must repeat, such as the client's id.
+
+    Returns:
+        Tensors and metadata.
+
+    Raises:
+        NoReply: If there is no reply.
+        PreparationMissing: If the client lacks the preprocessing of raw tables.
+        InvalidMessage: If it is malformed, reports an error, or answers another message.
+    """
+    if not isinstance(answer, bytes):
+        raise NoReply(answer or "no reply in time")
+    tree, about = decode(answer, limit)
+    if "error" in about:
+        is_unprepared = about.get("unprepared") is True
+        error = PreparationMissing if is_unprepared else InvalidMessage
+        raise error(f"it reports {str(about['error'])[:500]!r}")
+    for name, value in sender.items():
+        if type(about.get(name)) is not type(value) or about[name] != value:
+            raise InvalidMessage("it answers another message")
+    return tree, about
+
+
+def check_like(tree: object, like: State | Tensor, where: str = "reply") -> None:
     """Check that a tree has the names, shapes and types of another.
 
     Args:
@@ -101,12 +122,10 @@ def check_like(tree: Any, like: Any, where: str = "reply") -> None:
         return
     if not isinstance(tree, Tensor):
         raise InvalidMessage(f"{where} is a group, a tensor was expected")
-    for what, got, wanted in (
-        ("shape", tuple(tree.shape), tuple(like.shape)),
-        ("type", tree.dtype, like.dtype),
-    ):
-        if got != wanted:
-            raise InvalidMessage(f"{where} has {what} {got}, expected {wanted}")
+    if tree.shape != like.shape:
+        raise InvalidMessage(f"{where} has shape {tuple(tree.shape)}, expected {tuple(like.shape)}")
+    if tree.dtype != like.dtype:
+        raise InvalidMessage(f"{where} has type {tree.dtype}, expected {like.dtype}")
 
 
 def check_finite(tree: State, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,18 @@ class DeploymentConfig(Options):
         super().__post_init__()
         if not Path(self.out).is_absolute():
             raise UsageError(
-                f"out is '{self.out}': must be an absolute path, for the server runs in a folder of "
-                "its own"
+                f"out is '{self.out}': must be an absolute path, for the server runs in a folder "
+                "of its own"
             )
         if self.nodes and not Path(self.nodes).is_absolute():
             raise UsageError(f"nodes is '{self.nodes}': must be an absolute path")
 
 
 MAX_NAME_LENGTH = 100
-NAMES = tuple(item.name for item in dataclasses.fields(DeploymentConfig))
+OPTION_NAMES = tuple(item.name for item in dataclasses.fields(DeploymentConfig))
 
 
-def read_app_config(table: dict[str, Any]) -> tuple[RunSettings, DeploymentConfig]:
+def read_app_config(table: Mapping[str, Any]) -> tuple[RunSettings, DeploymentConfig]:
     """Split an app's options into those of the run and those of the deployment.
 
     Args:
@@ -68,7 +69,7 @@ def read_app_config(table: dict[str, Any]) -> tuple[RunSettings, DeploymentConfi
         UsageError: If an option is wrong or not available in a deployment.
     """
     given = {name.replace("-", "_"): value for name, value in table.items()}
-    deployment = {name: given.pop(name) for name in NAMES if name in given}
+    deployment = {name: given.pop(name) for name in OPTION_NAMES if name in given}
     # Saved after every round: clients can go back one round, not more.
     settings = RunSettings.from_options({**given, "checkpoint_every": 1})
     if settings.run.finetune:
@@ -101,7 +102,7 @@ class NodeConfig:
     name: str = ""
 
     @classmethod
-    def from_dict(cls, table: dict[str, Any]) -> NodeConfig:
+    def from_dict(cls, table: Mapping[str, Any]) -> NodeConfig:
         """Read the table that Flower's ``--node-config`` gives.
 
         Raises:

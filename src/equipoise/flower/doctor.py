@@ -13,18 +13,42 @@ from pathlib import Path
 
 from equipoise.flower.project import parse_address
 
-TESTED = "1.41."
-SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+TESTED_VERSION = "1.41."
+ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+MIN_VALID_DAYS = 14  # of a certificate; with fewer it must be renewed
 
 
 @dataclass(frozen=True)
 class Finding:
+    """Result of one check.
+
+    Attributes:
+        verdict: ``ok``, ``note`` or ``wrong``.
+        text: What was found, and what to do.
+    """
+
     verdict: str
-    """``ok``, ``note`` or ``wrong``."""
     text: str
 
 
+def _finding(is_ok: bool, ok: str, wrong: str) -> Finding:
+    """Return the result of a check that has two outcomes."""
+    return Finding("ok", ok) if is_ok else Finding("wrong", wrong)
+
+
 def run_checks(address: str, certs: Path | None) -> list[Finding]:
+    """Check Flower's version and environment, the network, file permissions and certificates.
+
+    Args:
+        address: Address of the SuperLink.
+        certs: Folder of ``equipoise flower certs``, if there is one.
+
+    Returns:
+        All findings.
+
+    Raises:
+        UsageError: If the address is none.
+    """
     host, port = parse_address(address, "superlink")
     findings = [
         _version(),
@@ -36,6 +60,7 @@ def run_checks(address: str, certs: Path | None) -> list[Finding]:
 
 
 def _version() -> Finding:
+    """Check that Flower is installed in the tested version."""
     try:
         version = importlib.metadata.version("flwr")
     except importlib.metadata.PackageNotFoundError:
@@ -43,53 +68,52 @@ def _version() -> Finding:
             "wrong",
             "Flower is not installed: pip install 'equipoise[flower]' in an environment of its own",
         )
-    if not version.startswith(TESTED):
-        return Finding(
-            "wrong",
-            f"Flower is {version}, tested is {TESTED}x: its flags change between minor versions",
-        )
-    return Finding("ok", f"Flower {version}")
+    return _finding(
+        version.startswith(TESTED_VERSION),
+        f"Flower {version}",
+        f"Flower is {version}, tested is {TESTED_VERSION}x: its flags change between minor "
+        "versions",
+    )
 
 
 def _environment() -> list[Finding]:
+    """Check the variables that keep Flower from calling home."""
     return [
-        Finding("ok", f"{name}={value}")
-        if os.environ.get(name) == value
-        else Finding(
-            "wrong", f"{name} is not {value}: set it, or Flower calls home from this machine"
+        _finding(
+            os.environ.get(name) == value,
+            f"{name}={value}",
+            f"{name} is not {value}: set it, or Flower calls home from this machine",
         )
-        for name, value in SETTINGS.items()
+        for name, value in ENVIRONMENT.items()
     ]
 
 
 def _network(host: str, port: int) -> list[Finding]:
-    if not _open(host, port):
+    """Check that a SuperLink answers, and only on this machine."""
+    if not _is_open(host, port):
         return [
             Finding(
                 "note",
                 f"nothing answers at {host}:{port}: start the SuperLink, or give --superlink",
             )
         ]
-    findings = [Finding("ok", f"a SuperLink answers at {host}:{port}")]
-    exposed = [other for other in _own_addresses() if _open(other, port)]
-    if not _loopback(host):
-        exposed.append(host)
-    if exposed:
-        findings.append(
-            Finding(
-                "wrong",
-                f"port {port} is open to other machines ({', '.join(sorted(set(exposed)))}): whoever reaches the "
-                "control API can start code on every node; run the SuperLink on 127.0.0.1 behind a proxy that lets "
-                "only /v1/fleet/ through (docs/deploy.md)",
-            )
-        )
-    else:
-        findings.append(Finding("ok", f"port {port} is closed to other machines"))
-    return findings
+    exposed = {address for address in _own_addresses() if _is_open(address, port)}
+    if not _is_loopback(host):
+        exposed.add(host)
+    return [
+        Finding("ok", f"a SuperLink answers at {host}:{port}"),
+        _finding(
+            not exposed,
+            f"port {port} is closed to other machines",
+            f"port {port} is open to other machines ({', '.join(sorted(exposed))}): whoever "
+            "reaches the control API can start code on every node; run the SuperLink on 127.0.0.1 "
+            "behind a proxy that lets only /v1/fleet/ through (docs/deploy.md)",
+        ),
+    ]
 
 
 def _open_to_others(secrets: list[Path]) -> list[Finding]:
-    """Keys, and databases of the SuperLink, which hold models."""
+    """Check the permissions of keys, and of databases of the SuperLink, which hold models."""
     return [
         Finding("wrong", f"{path} can be read by others: chmod 600 {path}")
         for path in secrets
@@ -98,60 +122,53 @@ def _open_to_others(secrets: list[Path]) -> list[Finding]:
 
 
 def _certificates(folder: Path, host: str) -> list[Finding]:
+    """Check permissions, validity, issuer and names of the certificates."""
     nodes = [path for path in folder.glob("node-*") if path.suffix != ".pub"]
     findings = _open_to_others([folder / "ca.key", folder / "server.key", *nodes])
-    ca, server = folder / "ca.pem", folder / "server.pem"
-    missing = [str(path) for path in (ca, server) if not path.is_file()]
+    ca = folder / "ca.pem"
+    server = folder / "server.pem"
+    missing = [path for path in (ca, server) if not path.is_file()]
     if missing:
-        return [
-            *findings,
-            Finding("wrong", f"{missing[0]} is missing: make it with 'equipoise flower certs'"),
-        ]
+        text = f"{missing[0]} is missing: make it with 'equipoise flower certs'"
+        return [*findings, Finding("wrong", text)]
     from cryptography import x509
 
-    authority, certificate = (
-        x509.load_pem_x509_certificate(path.read_bytes()) for path in (ca, server)
-    )
+    certificate = x509.load_pem_x509_certificate(server.read_bytes())
     left = (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
-    verdict = "ok" if left > 14 else "wrong"
-    findings.append(Finding(verdict, f"the server's certificate is valid for {left} more days"))
+    valid = f"the server's certificate is valid for {left} more days"
     try:
-        certificate.verify_directly_issued_by(authority)
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(ca.read_bytes()))
         ssl.create_default_context(cafile=str(ca))
-        findings.append(Finding("ok", "it is signed by the CA"))
+        problem = ""
     except Exception as error:  # whatever is wrong with a certificate
-        findings.append(
-            Finding(
-                "wrong",
-                f"server.pem is not signed by ca.pem ({type(error).__name__}): make both anew",
-            )
-        )
+        problem = type(error).__name__
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     known = [
         *names.get_values_for_type(x509.DNSName),
         *map(str, names.get_values_for_type(x509.IPAddress)),
     ]
-    if host in known:
-        findings.append(Finding("ok", f"it is for {', '.join(known)}"))
-    else:
-        findings.append(
-            Finding(
-                "wrong",
-                f"it is for {', '.join(known)}, not for {host}: make one with --host {host}",
-            )
-        )
-    return findings
+    hosts = f"it is for {', '.join(known)}"
+    return [
+        *findings,
+        _finding(left > MIN_VALID_DAYS, valid, valid),
+        _finding(
+            not problem,
+            "it is signed by the CA",
+            f"server.pem is not signed by ca.pem ({problem}): make both anew",
+        ),
+        _finding(host in known, hosts, f"{hosts}, not for {host}: make one with --host {host}"),
+    ]
 
 
 def _own_addresses() -> list[str]:
-    """Addresses of this machine that others may reach."""
+    """Return the addresses of this machine that others may reach."""
     found = {
         str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
     }
-    return sorted(address for address in found if not _loopback(address))
+    return sorted(address for address in found if not _is_loopback(address))
 
 
-def _loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
@@ -160,7 +177,7 @@ def _loopback(host: str) -> bool:
         return False
 
 
-def _open(host: str, port: int) -> bool:
+def _is_open(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=2):
             return True

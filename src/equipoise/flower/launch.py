@@ -18,25 +18,39 @@ from typing import Any
 
 from equipoise.experiment.runner import build_task
 from equipoise.flower import config
+from equipoise.flower.doctor import ENVIRONMENT
 from equipoise.flower.project import parse_address
 from equipoise.records.run_dir import Folder
 from equipoise.simulation.executor_selection import available_cores
 from equipoise.utils.errors import UsageError
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-LOOK = 10.0  # seconds between questions about the run's status
+STATUS_INTERVAL = 10.0  # seconds between questions about the run's status
+SIMULATION_ENVIRONMENT = {
+    **ENVIRONMENT,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 
 
 def run_app(app: Path, address: str, ca: Path | None) -> int:
-    """0 when the run finished, 1 when it failed or the user stopped waiting."""
+    """Start an app on a SuperLink and print its rounds.
+
+    Args:
+        app: Folder of the app.
+        address: Address of the SuperLink.
+        ca: Certificate of the CA; without it the connection is not encrypted.
+
+    Returns:
+        0 if the run finished, 1 if it failed or the user stopped waiting.
+
+    Raises:
+        UsageError: If an option is wrong, or the SuperLink refuses the app.
+    """
     settings, deployment = config.read_app_config(read_app_options(app))
     folder = Folder(Path(deployment.out))
     with tempfile.TemporaryDirectory() as home:
         link = FlowerCli(home, address, ca)
-        done = link.run_json("run", str(app.resolve()), "link", "--format", "json")
-        if not done.get("success"):
-            reason = " ".join(str(done.get("error-message", done)).split())
-            raise UsageError(f"the SuperLink at {address} did not take the app: {reason}")
+        done = link.run_json("did not take the app", "run", str(app.resolve()))
         number = str(done["run-id"])
         print(
             f"run {number} of {settings.run.method} on {address}; results in {folder.path}",
@@ -51,19 +65,23 @@ def run_app(app: Path, address: str, ca: Path | None) -> int:
             print(f"finished; everything is in {folder.path}")
             return 0
         print(
-            f"equipoise: the run ended as '{status}'; its last lines:\n{link.last_log_lines(number)}",
+            f"equipoise: the run ended as '{status}'; its last lines:\n"
+            f"{link.last_log_lines(number)}\n"
+            f"go on after the last whole round with: equipoise flower run {app}",
             file=sys.stderr,
         )
-        print(f"go on after the last whole round with: equipoise flower run {app}", file=sys.stderr)
         return 1
 
 
 def read_app_options(app: Path) -> dict[str, Any]:
-    """The options of an app, as they stand in its ``pyproject.toml``."""
+    """Return the options in the ``pyproject.toml`` of an app.
+
+    Raises:
+        UsageError: If the folder is not an app.
+    """
     try:
-        table: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"][
-            "app"
-        ]["config"]
+        project = tomllib.loads((app / "pyproject.toml").read_text())
+        table: dict[str, Any] = project["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"'{app}' is not an app: make one with 'equipoise flower init {app}'"
@@ -72,18 +90,16 @@ def read_app_options(app: Path) -> dict[str, Any]:
 
 
 def _follow(link: FlowerCli, number: str, folder: Folder) -> str:
-    """Print rounds as they are written; give the run's last status."""
-    shown, asked, status = len(folder.records()), 0.0, ""
+    """Print rounds as they are written, and return the run's last status."""
+    shown = len(folder.records())
+    asked = 0.0
+    status = ""
     while True:
-        if time.monotonic() - asked > LOOK:
+        if time.monotonic() - asked > STATUS_INTERVAL:
             asked = time.monotonic()
-            runs = link.run_json("list", "link", "--run-id", number, "--format", "json").get(
-                "runs", []
-            )
-            status = str(runs[0]["status"]) if runs else "unknown"
-        records = (
-            folder.records()
-        )  # after the status, so that a run that is over has all its rounds shown
+            status = link.status(number)
+        # Read after the status, so that all rounds of a finished run are printed.
+        records = folder.records()
         for record in records[shown:]:
             absent = f"; absent: {', '.join(map(str, record.absent))}" if record.absent else ""
             print(
@@ -97,47 +113,86 @@ def _follow(link: FlowerCli, number: str, folder: Folder) -> str:
 
 
 class FlowerCli:
-    """Flower's own command line, with a configuration that is used once."""
+    """Flower's own command line, with a temporary configuration.
+
+    Attributes:
+        address: Address of the SuperLink.
+    """
 
     def __init__(self, home: str, address: str, ca: Path | None) -> None:
+        """Write the configuration.
+
+        Args:
+            home: Temporary folder.
+            address: Address of the SuperLink.
+            ca: Certificate of the CA; without it the connection is not encrypted.
+
+        Raises:
+            UsageError: If the address is none, or the certificate is missing.
+        """
         parse_address(address, "superlink")
         if ca is not None and not ca.is_file():
             raise UsageError(f"there is no certificate '{ca}'")
-        self.env = {**os.environ, **QUIET, "FLWR_HOME": home}
+        self.address = address
+        self._env = {**os.environ, **ENVIRONMENT, "FLWR_HOME": home}
         safe = f"root-certificates = {json.dumps(str(ca.resolve()))}" if ca else "insecure = true"
         Path(home, "config.toml").write_text(
             f"[superlink.link]\naddress = {json.dumps(address)}\n{safe}\n"
         )
 
-    def run_json(self, *arguments: str) -> dict[str, Any]:
-        done = self._call(*arguments)
+    def run_json(self, refusal: str, *command: str) -> dict[str, Any]:
+        """Run a command and return the JSON object that it prints.
+
+        Args:
+            refusal: What the SuperLink did not do if the command fails, for the error message.
+            *command: The command.
+
+        Raises:
+            UsageError: If the command fails.
+        """
+        answer = self._query(*command)
+        if not answer.get("success"):
+            reason = " ".join(str(answer.get("error-message", answer)).split())
+            raise UsageError(f"the SuperLink at {self.address} {refusal}: {reason}"[:400])
+        return answer
+
+    def status(self, number: str) -> str:
+        """Return the status of a run."""
+        runs = self._query("list", "--run-id", number).get("runs")
+        return str(runs[0]["status"]) if runs else "unknown"
+
+    def last_log_lines(self, number: str) -> str:
+        """Return the end of a run's log."""
+        done = self._call("log", number, "link", "--show")
+        return "\n".join(done.stdout.splitlines()[-15:])
+
+    def _query(self, *command: str) -> dict[str, Any]:
+        """Run a command; if it does not print JSON, return its output as an error message."""
+        done = self._call(*command, "link", "--format", "json")
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
             return {"error-message": done.stdout + done.stderr}
         return answer
 
-    def last_log_lines(self, number: str) -> str:
-        done = self._call("log", number, "link", "--show")
-        return "\n".join(done.stdout.splitlines()[-15:])
-
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "flwr"), *arguments]
         return subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=120, check=False
+            command, env=self._env, capture_output=True, text=True, timeout=120, check=False
         )
 
 
 class PrintableFormatter(logging.Formatter):
-    """Text of others in a line cannot move the cursor or begin a line of its own."""
+    """Escape control characters, so that text of others cannot move the cursor or fake a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
         record.message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.message)
         return super().formatMessage(record)
 
 
 def log_to_screen() -> None:
-    """Our own lines alone on standard error, where Flower collects them."""
+    """Log our own lines to standard error, where Flower collects them."""
     logger = logging.getLogger("equipoise")
     if not logger.handlers:
         handler = logging.StreamHandler()
@@ -147,15 +202,18 @@ def log_to_screen() -> None:
     logger.propagate = False
 
 
-SIMULATION_ENV = {
-    **QUIET,
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-
-
 def simulate_app(app: Path) -> int:
-    """To the end of the run, or of what is left of it."""
+    """Run an app in Flower's simulation, from its last checkpoint if there is one.
+
+    Args:
+        app: Folder of the app.
+
+    Returns:
+        0 when the run is finished.
+
+    Raises:
+        UsageError: If an option is wrong, or Ray is missing.
+    """
     table = read_app_options(app)
     settings, deployment = config.read_app_config(table)
     if importlib.util.find_spec("ray") is None:
@@ -165,12 +223,13 @@ def simulate_app(app: Path) -> int:
     if deployment.nodes:
         raise UsageError("nodes is for deployments: virtual nodes have no keys")
     clients = build_task(settings).num_clients
-    os.environ.update(SIMULATION_ENV)
+    os.environ.update(SIMULATION_ENVIRONMENT)
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    server, client = ServerApp(), ClientApp()
+    server = ServerApp()
+    client = ClientApp()
     server.main()(partial(_serve, table))
     answer = partial(_answer, table, str(Path(deployment.out) / "clients"))
     client.train()(answer)

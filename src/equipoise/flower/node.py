@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from equipoise.experiment.evaluation import own_scores
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore
-from equipoise.flower.codec import InvalidMessage, Metadata
+from equipoise.flower.codec import InvalidMessage, Metadata, PreparationMissing
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.table_agreement import (
     PreprocessingAgreement,
@@ -46,7 +45,7 @@ class Node:
 
     def __init__(
         self,
-        given: dict[str, Any],
+        given: Mapping[str, object],
         config: NodeConfig,
         task: Task | None = None,
         draw: NormalSampler = secret_normal,
@@ -64,7 +63,8 @@ class Node:
         """
         if config.data and "data" in RunSettings.from_options(given).to_dict:
             given = {**given, "data": config.data}
-        self.settings, self.config = RunSettings.from_options(given), config
+        self.settings = RunSettings.from_options(given)
+        self.config = config
         self.raw = raw_table_config(self.settings)
         if task is not None:
             self.task = task
@@ -73,9 +73,8 @@ class Node:
             raise UsageError(
                 f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
             )
-        self._among = (
-            clients if self.settings.run.secure else 1
-        )  # uploads in the sum that hides this client's, at most
+        # Uploads in the sum that hides this client's, at most.
+        self._max_summed = clients if self.settings.run.secure else 1
         self.id = torch.tensor(config.client)
         self.method = with_secure_aggregation(
             with_differential_privacy(self.settings.method, self.settings.privacy, draw),
@@ -95,26 +94,29 @@ class Node:
 
     @cached_property
     def _frozen(self) -> str:
+        """Digest of the parameters that are never trained."""
         return digest(self.task.frozen)
 
     def answer(self, data: bytes) -> bytes:
         """Answer a message; an error is sent as one sentence."""
         try:
             tree, about = codec.decode(data)
-            if about.get("kind") == "hello":
+            kind = about.get("kind")
+            if kind == "hello":
                 return codec.encode({}, self._introduction())
-            if about.get("kind") == "tell":
-                self.budget.check(self._among)
+            if kind == "tell":
+                self.budget.check(self._max_summed)
                 return codec.encode(
                     {}, client_statistics(self.settings, self.config.client, self.config.name)
                 )
             if about.get("client") != self.config.client:
                 raise InvalidMessage(
-                    f"the message is for client {about.get('client')}, this is client {self.config.client}"
+                    f"the message is for client {about.get('client')}, this is client "
+                    f"{self.config.client}"
                 )
-            if about.get("kind") == "score":
+            if kind == "score":
                 return codec.encode({}, self._score(about))
-            answer = self._sum if about.get("kind") in secagg.PHASES else self._round
+            answer = self._sum if kind in secagg.PHASES else self._round
             return codec.encode(*answer(tree, about))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
@@ -154,12 +156,17 @@ class Node:
         if self.raw:
             self._prepare(about, disk)
         own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
-        told = {name: _without_nan(getattr(own, name)) for name in ("scores", "beside")}
-        return {"client": self.config.client, **told}
+        return {
+            "client": self.config.client,
+            "scores": _without_nan(own.scores),
+            "beside": _without_nan(own.beside),
+        }
 
     def _round(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
-        round, taken = codec.read_int(about, "round", 1), codec.read_int(about, "taken", 0)
-        self.budget.check(self._among)
+        """Train one round."""
+        round = codec.read_int(about, "round", 1)
+        taken = codec.read_int(about, "taken", 0)
+        self.budget.check(self._max_summed)
         disk = ClientStateStore(self.config.state_dir, str(about.get("run")), self.config.client)
         if self.raw:
             self._prepare(about, disk)
@@ -224,22 +231,15 @@ def _without_nan(scores: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in scores.items()}
 
 
-class PreparationMissing(InvalidMessage):
-    """This client lacks the preprocessing of raw tables; the server sends it again."""
-
-
 def encode_error(error: Exception) -> bytes:
     """Encode an error for the server.
 
     An error may quote a client's rows, so only texts of our own error types leave the client.
     """
-    ours = isinstance(error, InvalidMessage | OverBudget)
-    words = (
-        str(error) if ours else f"{type(error).__name__}: the reason is in this client's own log"
-    )
-    return codec.encode(
-        {}, {"error": words[:500], "unprepared": isinstance(error, PreparationMissing)}
-    )
+    text = f"{type(error).__name__}: the reason is in this client's own log"
+    if isinstance(error, InvalidMessage | OverBudget):
+        text = str(error)[:500]
+    return codec.encode({}, {"error": text, "unprepared": isinstance(error, PreparationMissing)})
 
 
 def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from equipoise.config.parsing import to_config_value
 from equipoise.flower import config
@@ -23,7 +23,8 @@ name = "{name}"
 version = "1.0.0"
 description = "A federation of Equipoise"
 license = "Apache-2.0"
-# Empty on purpose: nothing is installed at run time. Every machine has its own environment with equipoise[flower].
+# Empty on purpose: nothing is installed at run time. Every machine has its own environment with
+# equipoise[flower].
 dependencies = []
 
 [tool.hatch.build.targets.wheel]
@@ -42,8 +43,16 @@ clientapp = "app.client:app"
 """
 
 
-def write_app(folder: Path, given: dict[str, Any]) -> None:
-    """Write the app. ``given`` is checked first; only what differs from a default is written down."""
+def write_app(folder: Path, given: Mapping[str, object]) -> None:
+    """Write an app.
+
+    Args:
+        folder: New folder of the app.
+        given: Options of the run and of the deployment that differ from the defaults.
+
+    Raises:
+        UsageError: If the folder exists, or an option is wrong.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"'{folder}' exists already: choose another folder")
     given = {"out": str((folder / "run").resolve()), **given}
@@ -52,10 +61,7 @@ def write_app(folder: Path, given: dict[str, Any]) -> None:
     table = "\n".join(
         f"{_key(name)} = {json.dumps(to_config_value(value))}" for name, value in given.items()
     )
-    name = (
-        "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-")
-        or "federation"
-    )
+    name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
     io.write_text(folder / ".gitignore", "/run/\n")  # Flower leaves out of the app what is ignored
     io.write_text(folder / "app" / "__init__.py", "")
     for side in ("server", "client"):
@@ -65,17 +71,29 @@ def write_app(folder: Path, given: dict[str, Any]) -> None:
 
 
 def _key(name: str) -> str:
-    """A name in TOML: quoted where it has a dot, which would open a table."""
+    """Return the TOML key of an option; a name with a dot is quoted, or it would open a table."""
     plain = name.replace("_", "-")
     return f'"{plain}"' if "." in plain else plain
 
 
-NAME = re.compile(
+HOST_NAME = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?"
 )
 
 
 def parse_address(text: str, what: str) -> tuple[str, int]:
+    """Parse ``host:port``.
+
+    Args:
+        text: The address.
+        what: Name of the option, for the error message.
+
+    Returns:
+        Host and port.
+
+    Raises:
+        UsageError: If it is no address.
+    """
     host, _, port = text.rpartition(":")
     if not is_host(host) or not is_port(port):
         raise UsageError(f"{what} is '{text}': must be host:port, as 127.0.0.1:8000")
@@ -83,13 +101,14 @@ def parse_address(text: str, what: str) -> tuple[str, int]:
 
 
 def is_port(text: str) -> bool:
+    """Return whether a text is the number of a port."""
     return text.isascii() and text.isdigit() and 0 < int(text) < 65536
 
 
 def is_host(text: str) -> bool:
-    """A name, or an address (of version 6 in brackets)."""
+    """Return whether a text is a host name or an IP address (version 6 in brackets)."""
     try:
         ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return NAME.fullmatch(text) is not None
+        return HOST_NAME.fullmatch(text) is not None
     return True

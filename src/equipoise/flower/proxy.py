@@ -13,7 +13,7 @@ from equipoise.flower.project import is_port, parse_address
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
-BODY = 32  # megabytes: Flower sends arrays in pieces of 5
+MAX_BODY_MEGABYTES = 32  # Flower sends arrays in chunks of 5
 NGINX = """\
 # nginx -c {here}/nginx.conf   (made by: equipoise flower proxy)
 pid {here}/nginx.pid;
@@ -35,7 +35,7 @@ http {{
     client_max_body_size {body}m;
     limit_req zone=nodes burst=1000 nodelay;
     location /v1/fleet/ {{
-      # What is compared above is the path after ../ and %2e are resolved; what is passed on is the path as it came.
+      # nginx compares the path after it resolved ../ and %2e, but passes on the path as it came.
       if ($request_uri !~ "^/v1/fleet/[A-Za-z0-9_/-]*$") {{ return 403; }}
       if ($request_uri ~ "//") {{ return 403; }}
       proxy_pass https://{superlink};
@@ -55,7 +55,20 @@ http {{
 
 
 def write_nginx_config(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
-    """``folder/nginx.conf``; nginx keeps its other files there too."""
+    """Write ``nginx.conf``.
+
+    Args:
+        folder: Folder of the file; nginx keeps its other files there too.
+        listen: Port, or address with port, where nodes connect.
+        superlink: Address of the SuperLink.
+        certs: Folder of ``equipoise flower certs``.
+
+    Returns:
+        The file.
+
+    Raises:
+        UsageError: If an address is wrong, or a file is missing.
+    """
     parse_address(superlink, "superlink")
     if not is_port(listen):
         parse_address(listen, "listen")
@@ -70,21 +83,21 @@ def write_nginx_config(folder: Path, listen: str, superlink: str, certs: Path) -
         listen=listen,
         superlink=superlink,
         certs=certs.resolve(),
-        name=_name(certs),
-        body=BODY,
+        name=_certificate_name(certs),
+        body=MAX_BODY_MEGABYTES,
     )
     io.write_text(file, text)
     return file
 
 
-def _name(certs: Path) -> str:
-    """A name in the SuperLink's certificate that nginx can check: it compares names, and never addresses."""
+def _certificate_name(certs: Path) -> str:
+    """Return a name in the SuperLink's certificate: nginx compares names, and never addresses."""
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate((certs / "server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     known = names.get_values_for_type(x509.DNSName)
-    subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return (
-        known[0] if known else str(subject[0].value)
-    )  # without any name, nginx reads the subject's
+    if known:
+        return known[0]
+    # Without any name, nginx reads the subject's.
+    return str(certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)

@@ -24,7 +24,7 @@ from equipoise.core import (
 )
 from equipoise.experiment.evaluation import own_scores
 from equipoise.flower import codec, node
-from equipoise.flower.codec import InvalidMessage, Metadata
+from equipoise.flower.codec import InvalidMessage, Metadata, NoReply, PreparationMissing
 from equipoise.flower.secagg import SecureAggregationRound, SecureCohortResults
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import CohortResults, Executor, init_client_states
@@ -123,12 +123,13 @@ class RemoteExecutor(Executor):
         unsent = frozenset(absent)
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
         expected = self._expect(round, splits, ids[:1], message.for_clients(0))
-        outs: dict[int, ClientResult] = {}
-        told: dict[int, Metadata] = {}
+        results: dict[int, ClientResult] = {}
+        metadata: dict[int, Metadata] = {}
         for client in messages:
             try:
-                answer = answers.get(client, "no reply in time")
-                outs[client], told[client] = self._read(answer, client, round, expected)
+                results[client], metadata[client] = self._read(
+                    answers.get(client), client, round, expected
+                )
             except InvalidMessage as error:
                 absent[client] = str(error)
         total: State | None = None
@@ -136,15 +137,15 @@ class RemoteExecutor(Executor):
             secure = SecureAggregationRound(
                 self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies
             )
-            total, summed = secure.run(told, self._words)
-            outs = {client: outs[client] for client in summed}
+            total, summed = secure.run(metadata, self._words)
+            results = {client: results[client] for client in summed}
             absent = absent | secure.absent
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
         rows = torch.tensor(
-            [k for k, client in enumerate(clients) if client in outs], dtype=torch.int64
+            [k for k, client in enumerate(clients) if client in results], dtype=torch.int64
         )
-        stacked = stack([outs[client] for client in clients if client in outs]) if outs else None
+        stacked = stack([results[clients[k]] for k in rows.tolist()]) if results else None
         if total is not None:
             return SecureCohortResults(rows, stacked, absent, unsent, total=total)
         return CohortResults(rows, stacked, absent, unsent)
@@ -161,9 +162,7 @@ class RemoteExecutor(Executor):
         present = self.wire.present()
         self.task.set_reported_sizes(cap_reported_sizes(present))
         clients: list[int] = ids.tolist()
-        absent = dict.fromkeys(
-            sorted(client for client in clients if client not in present), "not connected"
-        )
+        absent = dict.fromkeys(sorted(set(clients) - present.keys()), "not connected")
         about = {
             "kind": "round",
             "run": self.run_id,
@@ -204,7 +203,7 @@ class RemoteExecutor(Executor):
         for client in asked:
             try:
                 assert like is not None
-                found[client] = _scores(answers.get(client, "no reply in time"), client, like)
+                found[client] = _scores(answers.get(client), client, like)
             except InvalidMessage as error:
                 LOG.warning("the scores of client %d are not known: %s", client, error)
         return found
@@ -218,34 +217,26 @@ class RemoteExecutor(Executor):
         return about
 
     def _read(
-        self, answer: bytes | str, client: int, round: int, expected: State
+        self, answer: bytes | str | None, client: int, round: int, expected: State
     ) -> tuple[ClientResult, Metadata]:
         """Decode and check a client's reply."""
-        if isinstance(answer, str):
-            raise InvalidMessage(answer)
+        limit = tree_bytes(expected) + HEADER_BYTES
         try:
-            out, about = codec.decode(answer, tree_bytes(expected) + HEADER_BYTES)
-            if about.get("unprepared") is True:
-                self._unprepared.add(client)
-            if "error" in about:
-                raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
-            same = (
-                codec.read_int(about, "client", 0),
-                codec.read_int(about, "round", 1),
-                about.get("run"),
+            out, about = codec.decode_reply(
+                answer, limit, client=client, round=round, run=self.run_id
             )
-            if same != (client, round, self.run_id):
-                raise InvalidMessage("it answers another message")
             codec.check_like(out, expected)
             reply = from_dict(ClientResult, out)
-            codec.check_finite(
-                ClientResult(reply.update, hparams=reply.hparams).to_message(), "reply"
-            )
-            if reply.hparams is not None and (
-                int(reply.hparams.epochs) < 0 or float(reply.hparams.lr) < 0
-            ):
+            checked = ClientResult(reply.update, hparams=reply.hparams)
+            codec.check_finite(checked.to_message(), "reply")
+            hparams = reply.hparams
+            if hparams is not None and (int(hparams.epochs) < 0 or float(hparams.lr) < 0):
                 raise InvalidMessage("reply/train is negative")
+        except NoReply:
+            raise
         except InvalidMessage as error:
+            if isinstance(error, PreparationMissing):
+                self._unprepared.add(client)
             raise InvalidMessage(f"reply refused: {error}") from error
         if about.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
@@ -294,15 +285,9 @@ def cap_reported_sizes(reported: dict[int, int]) -> dict[int, int]:
     return {client: min(samples, cap) for client, samples in reported.items()}
 
 
-def _scores(answer: bytes | str, client: int, like: ClientFinalScores) -> ClientFinalScores:
+def _scores(answer: bytes | str | None, client: int, like: ClientFinalScores) -> ClientFinalScores:
     """Decode a client's scores; a score that its rows do not define is ``None`` in the message."""
-    if isinstance(answer, str):
-        raise InvalidMessage(answer)
-    about = codec.decode(answer, HEADER_BYTES)[1]
-    if "error" in about:
-        raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
-    if codec.read_int(about, "client", 0) != client:
-        raise InvalidMessage("it answers another message")
+    _, about = codec.decode_reply(answer, HEADER_BYTES, client=client)
     parts = []
     for name, wanted in (("scores", like.scores), ("beside", like.beside)):
         part = about.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -100,7 +100,8 @@ def start_round(
         method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), updates)
     ):
         raise InvalidMessage(
-            f"a number of this client's part of the sum is not finite, or larger than {MAX_ABS_VALUE:g}"
+            "a number of this client's part of the sum is not finite, or larger than "
+            f"{MAX_ABS_VALUE:g}"
         )
     member = SecAggClient(client, _round_id(run, round))
     words = torch.from_numpy(to_words(updates.extra[WORDS]).view(np.int64).copy())
@@ -114,7 +115,7 @@ def answer(
 ) -> tuple[State, Metadata]:
     """Answer a phase of the protocol.
 
-    The state is format_names before anything leaves the client, so that no phase can be repeated.
+    The state is saved before anything leaves the client, so that no phase can be repeated.
 
     Args:
         disk: The client's own disk.
@@ -315,15 +316,9 @@ class SecureAggregationRound:
         max_bytes = size + HEADER_BYTES + BYTES_PER_CLIENT * len(messages)
 
         def read_answer(client: int) -> T:
-            answer = answers.get(client, "no reply in time")
-            if isinstance(answer, str):
-                raise InvalidMessage(answer)
-            tree, reply = codec.decode(answer, max_bytes)
-            if "error" in reply:
-                raise InvalidMessage(f"it reports {str(reply['error'])[:500]!r}")
-            sender = (reply.get("client"), reply.get("round"), reply.get("run"))
-            if sender != (client, self.round, self.run_id):
-                raise InvalidMessage("it answers another message")
+            tree, reply = codec.decode_reply(
+                answers.get(client), max_bytes, client=client, round=self.round, run=self.run_id
+            )
             return read(client, tree, reply)
 
         return self._collect(messages, read_answer)
@@ -359,10 +354,10 @@ def _parse_all_keys(about: Metadata) -> dict[int, PublicKeys]:
         raise InvalidMessage("its keys cannot be read") from error
 
 
-def _parse_keys(pair: Any) -> PublicKeys:
+def _parse_keys(pair: object) -> PublicKeys:
     """Parse the public keys of one client."""
     try:
-        encryption, masking = (bytes.fromhex(text) for text in pair)
+        encryption, masking = (bytes.fromhex(text) for text in pair)  # type: ignore[attr-defined]
     except (ValueError, TypeError) as error:
         raise InvalidMessage("it has no keys") from error
     return PublicKeys(encryption, masking)

@@ -13,11 +13,9 @@ that of ``pycryptodome``.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
@@ -30,6 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from equipoise.flower.codec import InvalidMessage
+from equipoise.utils.record import from_json, to_json
 
 SEED_BYTES = 16  # size of a shared secret, as Shamir's scheme takes it
 KEY_BYTES = 32
@@ -200,28 +199,12 @@ class SecAggClient:
 
     def to_json(self) -> str:
         """Serialise for this client's own disk: a node may be started anew for each message."""
-        return json.dumps(_hex(asdict(self)))
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> SecAggClient:
         """Return the client that :meth:`to_json` serialised."""
-        table = json.loads(text)
-        unhex = bytes.fromhex
-        return cls(
-            client=table["client"],
-            round_id=table["round_id"],
-            encryption_key=unhex(table["encryption_key"]),
-            pairwise_seed=unhex(table["pairwise_seed"]),
-            self_mask_seed=unhex(table["self_mask_seed"]),
-            peers={
-                int(id): PublicKeys(unhex(keys["encryption"]), unhex(keys["masking"]))
-                for id, keys in table["peers"].items()
-            },
-            received_shares={
-                int(id): unhex(shares) for id, shares in table["received_shares"].items()
-            },
-            phase=table["phase"],
-        )
+        return from_json(cls, text, "this client's state of the secure sum")
 
     def _expect(self, phase: str) -> None:
         """Refuse a phase that is out of order."""
@@ -319,10 +302,3 @@ def _derive(secret: bytes, context: str) -> bytes:
     """Derive a key for one purpose from a secret (HKDF)."""
     info = f"equipoise {context}".encode()
     return bytes(HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret))
-
-
-def _hex(value: Any) -> Any:
-    """Replace bytes by hexadecimal text, also inside dictionaries."""
-    if isinstance(value, dict):
-        return {key: _hex(inner) for key, inner in value.items()}
-    return value.hex() if isinstance(value, bytes) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise.experiment import runner as runs
-from equipoise.flower import audit as register
+from equipoise.core import Method, Task, TrainingConfig
+from equipoise.experiment import runner
 from equipoise.flower import config
 from equipoise.flower.async_executor import AsyncRemoteExecutor
-from equipoise.flower.audit import AuditLog
+from equipoise.flower.audit import AuditLog, read_node_register
 from equipoise.flower.launch import log_to_screen
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.flower.table_agreement import (
@@ -28,7 +29,7 @@ from equipoise.flower.wire import GridWire
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
-from equipoise.utils import io as checkpoint
+from equipoise.utils import io
 
 LOG = logging.getLogger("equipoise")
 app = ServerApp()
@@ -38,22 +39,24 @@ class TooFewReplies(Exception):
     """The run asked to stop when too few clients reply; it can be resumed."""
 
 
-def main(grid: Grid, context: Context) -> None:
-    serve(grid, dict(context.run_config))
+def serve(grid: Grid, table: Mapping[str, Any]) -> None:
+    """Start a run, or resume one that stopped.
 
+    Args:
+        grid: Flower's grid.
+        table: Options of the app.
 
-def serve(grid: Grid, table: dict[str, Any]) -> None:
-    """A new run, or the next round of one that stopped."""
+    Raises:
+        TooFewReplies: If too few clients replied and the options ask to stop then.
+        UsageError: If an option is wrong.
+    """
     log_to_screen()
     settings, deployment = config.read_app_config(table)
-    out, bound = (
-        Path(deployment.out),
-        register.read_node_register(Path(deployment.nodes)) if deployment.nodes else None,
-    )
-
-    audit = AuditLog(
-        out.with_name(f"{out.name}-audit.jsonl")
-    )  # beside the folder, with which it is never overwritten
+    out = Path(deployment.out)
+    bound = read_node_register(Path(deployment.nodes)) if deployment.nodes else None
+    # Next to the run's folder, so that a new run does not overwrite it.
+    audit = AuditLog(out.with_name(f"{out.name}-audit.jsonl"))
+    is_resumed = (out / "config.json").is_file()
 
     @cache
     def wire(clients: int) -> GridWire:
@@ -61,41 +64,38 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
 
     agreed = None
     if raw := raw_table_config(settings):
-        known = (out / "config.json").is_file()
-        agreed = (
-            load_agreement(Folder(out))
-            if known
-            else agree_on_preprocessing(
+        if is_resumed:
+            agreed = load_agreement(Folder(out))
+        else:
+            agreed = agree_on_preprocessing(
                 raw, settings.privacy, wire(raw.clients), deployment.time_limit
             )
-        )
         settings = agreed.settings(settings)
 
-    def remote(*about: Any) -> RemoteExecutor:
-        task = about[1]
-        told = task.preprocessing_json() if agreed else ""
-        run = _run_id(out, agreed.upload_bytes if agreed else 0)
-        make = (
-            partial(AsyncRemoteExecutor, timing=settings.timing)
-            if settings.timing.carries_stale_updates
-            else RemoteExecutor
-        )
+    def make_executor(
+        method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
+    ) -> RemoteExecutor:
+        make: Callable[..., RemoteExecutor] = RemoteExecutor
+        if settings.timing.carries_stale_updates:
+            make = partial(AsyncRemoteExecutor, timing=settings.timing)
         return make(
-            *about,
+            method,
+            task,
+            training,
+            seed,
+            rounds,
             wire=wire(task.num_clients),
-            run=run,
+            run=_run_id(out, agreed.upload_bytes if agreed else 0),
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
-            preparation=told,
+            preparation=task.preprocessing_json() if agreed else "",
         )
 
-    def watch(record: RoundRecord) -> None:
-        headline = record.trained.headline or ""
-        scores = (
-            {name: record.named(name).get(headline) for name in ("global", "personal")}
-            if record.test
-            else {}
-        )
+    def on_round_end(record: RoundRecord) -> None:
+        metric = record.trained.headline or ""
+        scores: dict[str, float | None] = {}
+        if record.test:
+            scores = {name: record.named(name).get(metric) for name in ("global", "personal")}
         LOG.info(
             "round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds
         )
@@ -107,42 +107,49 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
             if deployment.below == "stop":
                 raise TooFewReplies(record.skipped)
 
-    checkpoint.make_folder(out, private=True)
-    resume = (out / "config.json").is_file()
-    summary = runs.run(settings, out, resume=resume, on_round_end=watch, make_executor=remote)
+    io.make_folder(out, private=True)
+    summary = runner.run(
+        settings, out, resume=is_resumed, on_round_end=on_round_end, make_executor=make_executor
+    )
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 
 
-def outcome(record: RoundRecord) -> dict[str, Any]:
-    """Who contributed to the new model, who was left out and why, who was absent; for an audit."""
+def outcome(record: RoundRecord) -> dict[str, object]:
+    """Return who contributed to a round, who was rejected and why, and who was absent."""
+    contributed: list[int] | str = "all others"
     if record.skipped:
-        contributed: list[int] | str = []
-    elif record.ids is None:
-        contributed = "all others"
-    else:
+        contributed = []
+    elif record.ids is not None:
         contributed = [client for client in record.ids if client not in record.dropped]
-    why = {
-        client: record.rejected.get(client, "its numbers are not finite")
-        for client in record.dropped
-    }
+    not_finite = dict.fromkeys(record.dropped, "its numbers are not finite")
     return {
         "contributed": contributed,
-        "rejected": why,
+        "rejected": {
+            client: record.rejected.get(client, reason) for client, reason in not_finite.items()
+        },
         "absent": record.absent,
         "skipped": record.skipped,
     }
 
 
-def _run_id(out: Path, told: int) -> str:
-    """The name under which clients keep their state: made once, the same when the run is resumed.
+def _run_id(out: Path, statistics_bytes: int) -> str:
+    """Return the name under which clients keep their state; it stays when the run is resumed.
 
-    ``told``: bytes that clients told before round 1, which a resumed run bills too.
+    Args:
+        out: Folder of the run.
+        statistics_bytes: Bytes that clients sent before round 1, which a resumed run counts too.
     """
     file = out / "flower.json"
     if not file.exists():
-        checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8), "told": told}))
+        about = {"run": secrets.token_hex(8), "told": statistics_bytes}
+        io.write_text(file, json.dumps(about))
     run: str = json.loads(file.read_text())["run"]
     return run
+
+
+def main(grid: Grid, context: Context) -> None:
+    """Serve the app's run."""
+    serve(grid, context.run_config)
 
 
 app.main()(main)

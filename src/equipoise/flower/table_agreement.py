@@ -7,10 +7,9 @@ preprocessing is sent to a client with its first round.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from equipoise.data.tabular.exchange import fit_on_server_rows, merge_messages, summarise_site
@@ -29,26 +28,30 @@ if TYPE_CHECKING:
     from equipoise.flower.remote_executor import Wire
 
 LOG = logging.getLogger("equipoise")
-TOLD = 2**24  # bytes of one client's message, at most
+MAX_STATISTICS_BYTES = 2**24  # of one client's message
 
 
 @dataclass(frozen=True)
 class PreprocessingAgreement:
-    """One preparation for all, and the bytes that clients took to tell."""
+    """The preprocessing that all clients use.
+
+    Attributes:
+        preprocessor: Preprocessing of raw tables.
+        upload_bytes: Bytes of the statistics that clients sent.
+    """
 
     preprocessor: Preprocessor
     upload_bytes: int
 
     def settings(self, before: RunSettings) -> RunSettings:
-        """The run's settings, whose task prepares raw tables so."""
+        """Return the run's settings with a task that preprocesses raw tables in this way."""
         down = len(self.preprocessor.to_json().encode()) * len(self.preprocessor.clients)
-        return dataclasses.replace(
-            before, task_spec=spec_with_preprocessor(self.preprocessor, (self.upload_bytes, down))
-        )
+        spec = spec_with_preprocessor(self.preprocessor, (self.upload_bytes, down))
+        return replace(before, task_spec=spec)
 
 
 def raw_table_config(settings: RunSettings) -> RemoteTablesConfig | None:
-    """What is said about raw tables that stay apart; ``None`` where a run has no such."""
+    """Return the options of raw tables at remote clients; ``None`` if a run has none."""
     config = settings.task_config
     return config if isinstance(config, RemoteTablesConfig) and config.target else None
 
@@ -56,22 +59,34 @@ def raw_table_config(settings: RunSettings) -> RemoteTablesConfig | None:
 def agree_on_preprocessing(
     config: RemoteTablesConfig, privacy: PrivacyConfig, wire: Wire, limit: float
 ) -> PreprocessingAgreement:
-    """The server's side; everybody must be there, for what nobody told is in no model."""
+    """Collect the clients' statistics on the server and fit the preprocessing.
+
+    Every client must be connected, because a category that no client reported is in no model.
+
+    Args:
+        config: Options of the tables.
+        privacy: Options of differential privacy, under which no statistics are sent.
+        wire: Connection to the clients.
+        limit: Seconds to wait for replies.
+
+    Returns:
+        The preprocessing.
+
+    Raises:
+        UsageError: If a client is absent or its statistics are unusable.
+    """
     if config.preprocess_from == "server":
         return PreprocessingAgreement(fit_on_server_rows(config.folder, config.clients, config), 0)
     privacy.refuse_column_statistics()
     present = wire.present()
-    answers = wire.exchange(
-        {client: codec.encode({}, {"kind": "tell"}) for client in present}, limit
-    )
-    texts, problems = {}, []
+    question = codec.encode({}, {"kind": "tell"})
+    answers = wire.exchange(dict.fromkeys(present, question), limit)
+    texts: dict[str, str] = {}
+    problems: list[str] = []
     for client in range(config.clients):
+        answer = answers.get(client) if client in present else "not connected"
         try:
-            if client not in present:
-                raise InvalidMessage("not connected")
-            texts[f"what client {client} tells"] = _read(
-                answers.get(client, "no reply in time"), client
-            )
+            texts[f"what client {client} tells"] = _read_statistics(answer, client)
         except InvalidMessage as error:
             problems.append(f"client {client}: {error}")
     if problems:
@@ -85,7 +100,19 @@ def agree_on_preprocessing(
 
 
 def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata:
-    """The client's side: one message of sums and counts, as its owner could have read it in a file."""
+    """Return a client's message: sums and counts of its columns, as ``data summarise`` writes them.
+
+    Args:
+        settings: Options of the run.
+        client: Id of the client.
+        name: Name of the client; its number if empty.
+
+    Returns:
+        The message.
+
+    Raises:
+        InvalidMessage: If the run has no raw tables, or its clients send no statistics.
+    """
     config = raw_table_config(settings)
     if config is None:
         raise InvalidMessage("the run has no raw tables: there is nothing to tell")
@@ -93,27 +120,22 @@ def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata
         raise InvalidMessage(
             "under dp_noise or preprocess_from server this client tells nothing of its columns"
         )
-    return {
-        "client": client,
-        "statistics": summarise_site(config.folder, name or str(client), config),
-    }
+    statistics = summarise_site(config.folder, name or str(client), config)
+    return {"client": client, "statistics": statistics}
 
 
 def load_agreement(folder: Folder) -> PreprocessingAgreement:
-    """That of a run which is resumed."""
-    told = folder.path / "flower.json"  # not there yet if the run was killed before its first round
-    up = json.loads(told.read_text())["told"] if told.is_file() else 0
-    return PreprocessingAgreement(Preprocessor.load(folder.preparation), up)
+    """Return the preprocessing of a run that is resumed."""
+    file = folder.path / "flower.json"  # missing if the run was killed before its first round
+    upload_bytes = json.loads(file.read_text())["told"] if file.is_file() else 0
+    return PreprocessingAgreement(Preprocessor.load(folder.preparation), upload_bytes)
 
 
-def _read(answer: bytes | str, client: int) -> str:
-    if isinstance(answer, str):
-        raise InvalidMessage(answer)
-    about = codec.decode(answer, TOLD)[1]
-    if "error" in about:
-        raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
+def _read_statistics(answer: bytes | str | None, client: int) -> str:
+    """Decode and check the statistics of a client's columns."""
+    _, about = codec.decode_reply(answer, MAX_STATISTICS_BYTES, client=client)
     text = about.get("statistics")
-    if codec.read_int(about, "client", 0) != client or not isinstance(text, str):
+    if not isinstance(text, str):
         raise InvalidMessage("it answers another message")
     try:
         from_json(ClientStatistics, text, "its message")

@@ -77,8 +77,8 @@ class GridWire:
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
         self._node: dict[int, int] = {}  # client: node
         self._posted: dict[str, int] = {}  # message: client, of replies that may come later
-        self._letters: dict[int, bytes] = {}  # client: what it was sent, for the audit
-        self._wanted = clients  # everybody at the start, then as many as a round needs
+        self._posted_data: dict[int, bytes] = {}  # client: the message, for the audit
+        self._wanted = clients  # all at the start, then as many as a round needs
 
     def present(self) -> dict[int, int]:
         """Return connected clients with their samples; wait for all, later for enough."""
@@ -101,25 +101,21 @@ class GridWire:
     def post(self, messages: dict[int, bytes], limit: float) -> None:
         """Send messages; :meth:`gather` returns their replies."""
         self._posted |= self._ask(messages, limit)
-        self._letters |= messages
+        self._posted_data |= messages
 
     def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
         """Return replies to posted messages when there are ``wanted``, or after ``limit``."""
         answers = self._poll_replies(self._posted, wanted, limit)
         self.audit.record_exchange(
-            {client: self._letters.pop(client) for client in answers}, answers
+            {client: self._posted_data.pop(client) for client in answers}, answers
         )
         return answers
 
     def _ask(self, messages: dict[int, bytes], limit: float) -> dict[str, int]:
-        clients = list(messages)
-        sent = self._push(
-            [
-                Message(to_record(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit)
-                for c in clients
-            ]
-        )
-        return {id: client for id, client in zip(sent, clients, strict=True) if id}
+        """Send messages to clients and return the client of each message's id."""
+        by_node = {self._node[client]: data for client, data in messages.items()}
+        ids = self._push(by_node, MessageType.TRAIN, limit)
+        return {id: client for id, client in zip(ids, messages, strict=True) if id}
 
     def _poll_replies(
         self, waiting: dict[str, int], wanted: int, limit: float
@@ -135,7 +131,11 @@ class GridWire:
                 break
         return answers
 
-    def _push(self, messages: list[Message]) -> list[str]:
+    def _push(self, by_node: Mapping[int, bytes], kind: str, limit: float) -> list[str]:
+        """Send a message to each node and return the messages' ids, empty if one was not sent."""
+        messages = [
+            Message(to_record(data), node, kind, ttl=limit) for node, data in by_node.items()
+        ]
         return list(self.grid.push_messages(messages))
 
     def _greet(self, nodes: set[int]) -> None:
@@ -148,9 +148,7 @@ class GridWire:
         ]
         question = codec.encode({}, {"kind": "hello"})
         if new:
-            ids = self._push(
-                [Message(to_record(question), n, MessageType.QUERY, ttl=HELLO_RETRY) for n in new]
-            )
+            ids = self._push(dict.fromkeys(new, question), MessageType.QUERY, HELLO_RETRY)
             self._asked |= {n: (id, now) for n, id in zip(new, ids, strict=True) if id}
         open_questions = {id: n for n, (id, _) in self._asked.items() if n not in self._known}
         if open_questions:
@@ -160,20 +158,15 @@ class GridWire:
                     self._read_hello(node, reply)
 
     def _read_hello(self, node: int, reply: Message) -> None:
-        content = self._content(reply)
+        """Read a node's introduction; a node whose client is not valid is left out."""
         try:
-            if isinstance(content, str):
-                raise InvalidMessage(content)
-            about = codec.decode(content, MAX_HELLO_BYTES)[1]
-            if "error" in about:
-                raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
-            client, samples = (
-                codec.read_int(about, "client", 0),
-                codec.read_int(about, "samples", 1),
-            )
+            _, about = codec.decode_reply(self._content(reply), MAX_HELLO_BYTES)
+            client = codec.read_int(about, "client", 0)
+            samples = codec.read_int(about, "samples", 1)
             if client >= self.clients:
                 raise InvalidMessage(
-                    f"it says that it is client {client}, the run has clients 0 to {self.clients - 1}"
+                    f"it says that it is client {client}, the run has clients 0 to "
+                    f"{self.clients - 1}"
                 )
             if self.bound is not None and self.bound.get(node) != client:
                 registered = f"client {self.bound[node]}" if node in self.bound else "no client"
@@ -192,22 +185,19 @@ class GridWire:
         """Return the node of each client; of two nodes that claim one, the earlier keeps it."""
         seats = {client: node for client, node in self._node.items() if node in nodes}
         for node in sorted(nodes):
-            if node in self._known:
-                client = self._known[node][0]
-                if (
-                    seats.setdefault(client, node) != node
-                    and self._node.get(client) == seats[client]
-                ):
-                    LOG.warning(
-                        "node %d says it is client %d too, which node %d is",
-                        node,
-                        client,
-                        seats[client],
-                    )
+            if node not in self._known:
+                continue
+            client = self._known[node][0]
+            seat = seats.setdefault(client, node)
+            if seat != node and self._node.get(client) == seat:
+                LOG.warning(
+                    "node %d says it is client %d too, which node %d is", node, client, seat
+                )
         return seats
 
     @staticmethod
     def _content(reply: Message) -> bytes | str:
+        """Return the content of a reply, or why it has none."""
         if reply.has_error():
             return f"Flower reports error {reply.error.code}: {reply.error.reason}"[:500]
         try:

@@ -11,7 +11,7 @@ from equipoise.records import codec
 from equipoise.records.client_table import read_names
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
-from equipoise.utils import io
+from equipoise.utils import io, serialization
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError, nearest
 
@@ -184,7 +184,7 @@ class Folder:
         """
         if not self.checkpoint.is_file():
             return
-        meta = io.read_meta(self.checkpoint)
+        meta = serialization.read_meta(self.checkpoint)
         if io.checksum(self.config.read_bytes()) != meta["config"]:
             raise UsageError(
                 f"'{self.config}' was changed after the run began: its checksum does not match"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -145,7 +144,7 @@ def label_partition(groups: Sequence[RunGroup]) -> Figure | None:
         "text": texts,
         "hovertemplate": "%{text} samples of class %{x}<extra></extra>",
     }
-    axis: dict[str, Any] = {"showticklabels": False}
+    axis: Figure = {"showticklabels": False}
     if len(names) <= MAX_NAMED_CLIENTS:
         axis = {"tickvals": list(range(len(names))), "ticktext": names, "automargin": True}
     y_title = "clients, by their largest class"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 from equipoise.records.cost_to_target import Spending, spendings
 from equipoise.report.figures import (
@@ -47,7 +46,7 @@ def local_training(groups: Sequence[RunGroup], name: str) -> Figure | None:
         means = {t: value.mean for t, value in values.items()}
         traces += line([lowest, highest], group.label, index)[:1]
         traces += line([means], group.label, index)
-    axis: dict[str, Any] = {"type": "log", "dtick": 1} if name == "lr" else {}
+    axis: Figure = {"type": "log", "dtick": 1} if name == "lr" else {}
     return figure(traces, "round", TRAINING_TITLES[name], yaxis=axis) if traces else None
 
 
@@ -181,7 +180,7 @@ def error_against_theory(groups: Sequence[RunGroup], display: MetricDisplay) -> 
         traces += [{**shared, "x": to_json_numbers(x), **trace} for trace in (measured, theory)]
     if not traces:
         return None
-    log_axes: dict[str, Any] = {"xaxis": {"type": "log"}, "yaxis": {"type": "log"}}
+    log_axes: Figure = {"xaxis": {"type": "log"}, "yaxis": {"type": "log"}}
     return figure(traces, "steps of an agent", "(1 − γ) max |Q − Q*|", **log_axes)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from equipoise.core import SupervisedTask, Task
@@ -70,7 +71,7 @@ def describe_task(task: Task) -> dict[str, Any]:
     }
 
 
-def _size_statistics(sizes: Any) -> dict[str, float]:
+def _size_statistics(sizes: npt.NDArray[np.int64]) -> dict[str, float]:
     return {
         "total": int(sizes.sum()),
         "min": int(sizes.min()),
@@ -102,7 +103,7 @@ def task_text(description: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *_label_picture(np.array(description["label_counts"]))])
 
 
-def _label_picture(counts: np.ndarray[Any, Any]) -> list[str]:
+def _label_picture(counts: npt.NDArray[np.int64]) -> list[str]:
     """Draw a line per client and a column per class; darker is a larger share of its rows."""
     num_clients = min(len(counts), MAX_PICTURE_CLIENTS)
     num_classes = min(counts.shape[1], MAX_PICTURE_CLASSES)

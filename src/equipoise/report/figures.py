@@ -56,7 +56,7 @@ class MetricDisplay:
         """Range of the metric in the unit of the plot."""
 
     @property
-    def line_options(self) -> dict[str, Any]:
+    def line_options(self) -> Trace:
         """Arguments of `line` for values of this metric."""
         return {"scale": self.scale, "bounds": self.bounds, "log_axis": self.log_axis}
 
@@ -205,10 +205,10 @@ def scores_of_one_method(groups: Sequence[RunGroup], display: MetricDisplay) -> 
         if name == "personal" and is_same:  # the method makes no personal models of its own
             continue
         traces += line(scores, SCORE_TITLES[name], index, **display.line_options)
-    layout: dict[str, Any] = {"yaxis": display.axis}
+    layout: Figure = {"yaxis": display.axis}
     for index, side in enumerate(("global", "local"), start=len(NAMED)):
         utilities = [_utility(run, side) for run in runs]
-        options: dict[str, Any] = {"bounds": NON_NEGATIVE, "yaxis": "y2", "opacity": 0.65}
+        options: Trace = {"bounds": NON_NEGATIVE, "yaxis": "y2", "opacity": 0.65}
         utility_traces = line(utilities, f"utility, {side}", index, **options)
         if utility_traces and utility_traces[-1]["mode"] == "lines":
             utility_traces[-1]["line"]["dash"] = "dot"
@@ -318,7 +318,7 @@ def _last_point(run: RunData, display: MetricDisplay) -> Point | None:
     return display.scale * global_scores[last], display.scale * personal_scores[last]
 
 
-def _error_bar(values: Sequence[float], bounds: tuple[float, float]) -> dict[str, Any]:
+def _error_bar(values: Sequence[float], bounds: tuple[float, float]) -> Trace:
     """Draw the standard deviation over seeds, clipped to the range of the metric."""
     mean = fmean(values)
     std = stdev(values)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise import __version__
 from equipoise.config.parsing import to_config_value
@@ -17,7 +17,7 @@ from equipoise.methods import find_method
 from equipoise.records.run_dir import Folder
 from equipoise.report.client_gains import gains_sentence
 from equipoise.report.figures import MetricDisplay
-from equipoise.report.run_data import RunGroup, explain_damaged_files, load_groups
+from equipoise.report.run_data import Config, RunGroup, explain_damaged_files, load_groups
 from equipoise.report.sections import report_sections
 from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
@@ -92,12 +92,12 @@ def _command(paths: Sequence[Path], groups: Sequence[RunGroup]) -> str:
     """Return the command that the user typed for a comparison, or one that repeats each run."""
     comparison = paths[0] / "compare.json"
     if len(paths) == 1 and comparison.is_file():
-        words: list[Any] = json.loads(comparison.read_text()).get("command", [])
+        words: list[object] = json.loads(comparison.read_text()).get("command", [])
         return shlex.join(map(str, words))
     return "\n".join(run_command(run.config) for group in groups for run in group.runs)
 
 
-def run_command(config: dict[str, Any]) -> str:
+def run_command(config: Config) -> str:
     """Return the command that repeats a run, without options that have their default."""
     words = ["equipoise", "run", "--method", config["method"], "--task", config["task"]]
     try:
@@ -171,7 +171,7 @@ def _title(groups: Sequence[RunGroup]) -> str:
     return f"{methods} on {data_name(groups[0].first_run.config)}"
 
 
-def data_name(config: dict[str, Any]) -> str:
+def data_name(config: Config) -> str:
     """Return the name of the user's own file or folder, else that of the task."""
     if config["task"] == "tables" and config.get("data"):
         return Path(str(config["data"])).name

@@ -18,6 +18,8 @@ from equipoise.records.summary import Summary
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
+Config = dict[str, Any]
+"""Options of a run by name, as `config.json` has them."""
 MAX_RUNS = 300  # runs of one page; more make it too large to open
 
 
@@ -29,7 +31,7 @@ class RunData:
     """
 
     folder: Folder
-    config: dict[str, Any]
+    config: Config
     records: list[RoundRecord]
     summary: Summary | None
     """None while the run is not finished."""
@@ -183,7 +185,7 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
     ]
 
 
-def _label(config: dict[str, Any], configs: Sequence[dict[str, Any]]) -> str:
+def _label(config: Config, configs: Sequence[Config]) -> str:
     """Name the method, with the options that differ between groups of the same method."""
     others = [other for other in configs if other["method"] == config["method"]]
     names = [name for name in config if name != "seed"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -196,7 +196,7 @@ def _spread_texts(name: str, spread: MeanMinMax) -> list[str]:
     return [name, *(f"{value:.4g}" for value in (spread.mean, spread.min, spread.max))]
 
 
-def _spread(logged: Any) -> MeanMinMax | None:
+def _spread(logged: object) -> MeanMinMax | None:
     """Summarise the finite numbers of a logged number, or of one number per client."""
     values = logged if isinstance(logged, list) else [logged]
     numbers = [value for value in values if isinstance(value, int | float)]

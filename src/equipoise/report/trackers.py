@@ -24,6 +24,7 @@ from equipoise.records import codec
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Summary
+from equipoise.report.run_data import Config
 from equipoise.utils import io
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError, nearest
@@ -100,7 +101,7 @@ def _import(name: str) -> Any:
 class TensorBoardTracker:
     """Event files in the run folder: ``tensorboard --logdir runs`` shows all runs below it."""
 
-    def __init__(self, out: Path, config: dict[str, Any], known_id: str | None) -> None:
+    def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
         self.id = "tensorboard"
         writer = _import("torch.utils.tensorboard.writer")
         self._writer = writer.SummaryWriter(str(out / "tensorboard"))
@@ -122,7 +123,7 @@ class TensorBoardTracker:
 class MLflowTracker:
     """A run in the store of MLFLOW_TRACKING_URI, or else in ``mlflow.db`` of the current folder."""
 
-    def __init__(self, out: Path, config: dict[str, Any], known_id: str | None) -> None:
+    def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # A server that is away must not hold up rounds.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -146,12 +147,12 @@ class MLflowTracker:
         params = [entities.Param(name, str(value)) for name, value in config.items()]
         self._client.log_batch(self.id, params=params)
 
-    def _experiment_id(self) -> Any:
+    def _experiment_id(self) -> str:
         """Find the experiment, or create it."""
         experiment = self._client.get_experiment_by_name(PROJECT)
         if experiment:
-            return experiment.experiment_id
-        return self._client.create_experiment(PROJECT)
+            return str(experiment.experiment_id)
+        return str(self._client.create_experiment(PROJECT))
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of one round."""
@@ -167,7 +168,7 @@ class MLflowTracker:
 class WandbTracker:
     """An offline run in the run folder, for ``wandb sync``; WANDB_MODE=online sends it at once."""
 
-    def __init__(self, out: Path, config: dict[str, Any], known_id: str | None) -> None:
+    def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
         mode = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing leaves the machine
@@ -206,7 +207,7 @@ class TrackerType(NamedTuple):
 
     module: str
     """Module that must be installed."""
-    open: Callable[[Path, dict[str, Any], str | None], Tracker]
+    open: Callable[[Path, Config, str | None], Tracker]
     """Make a tracker from the run folder, its config, and the id of an earlier start if any."""
 
 
@@ -301,7 +302,7 @@ class RunTrackers:
         for record in earlier:
             self._write(record)
 
-    def _open_tracker(self, name: str, config: dict[str, Any], known_id: str | None) -> None:
+    def _open_tracker(self, name: str, config: Config, known_id: str | None) -> None:
         self._open[name] = TRACKERS[name].open(self._folder.path, config, known_id)
 
     def _write(self, record: RoundRecord) -> None:

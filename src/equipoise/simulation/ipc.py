@@ -24,7 +24,8 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from equipoise.simulation.executor_selection import available_cores
-from equipoise.utils.pytree import State, map_leaves, to_dict
+from equipoise.utils.pytree import State, to_dict
+from equipoise.utils.serialization import flatten, tensor_bytes, unflatten
 
 ALIGNMENT = 64
 LENGTH_HEADER_BYTES = 16  # bytes of two numbers: the length of the message, and of its head
@@ -32,55 +33,38 @@ LENGTH_HEADER_BYTES = 16  # bytes of two numbers: the length of the message, and
 
 def pack(tree: State, min_bytes: int = 0) -> Tensor:
     """Serialise a tree of tensors and JSON values, padded to at least `min_bytes`."""
-    tensors: list[Tensor] = []
-    size = 0
-
-    def describe(leaf: Any) -> Any:
-        nonlocal size
-        if not isinstance(leaf, Tensor):
-            return [leaf]
-        tensors.append(leaf)
-        found = [str(leaf.dtype).removeprefix("torch."), list(leaf.shape), size]
-        size += _aligned(leaf.nbytes)
-        return found
-
-    head = json.dumps(map_leaves(describe, {"tree": to_dict(tree)})).encode()
+    structure, tensors = flatten(to_dict(tree))
+    kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors.values()]
+    head = json.dumps([structure, kinds]).encode()
     place = _aligned(LENGTH_HEADER_BYTES + len(head))
-    buffer = torch.empty(max(min_bytes, place + size), dtype=torch.uint8)
-    numbers = buffer.numpy()
-    numbers[:LENGTH_HEADER_BYTES].view(np.int64)[:] = place + size, len(head)
-    numbers[LENGTH_HEADER_BYTES : LENGTH_HEADER_BYTES + len(head)] = np.frombuffer(head, np.uint8)
-    for tensor in tensors:
-        if tensor.nbytes:
-            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            numbers[place : place + len(raw)] = raw
-            place += _aligned(len(raw))
+    size = place + sum(_aligned(tensor.nbytes) for tensor in tensors.values())
+    buffer = torch.empty(max(min_bytes, size), dtype=torch.uint8)
+    content = buffer.numpy().data
+    content[:LENGTH_HEADER_BYTES] = np.array([size, len(head)], np.int64).tobytes()
+    content[LENGTH_HEADER_BYTES : LENGTH_HEADER_BYTES + len(head)] = head
+    for tensor in tensors.values():
+        content[place : place + tensor.nbytes] = tensor_bytes(tensor)
+        place += _aligned(tensor.nbytes)
     return buffer
 
 
 def unpack(buffer: Tensor) -> State:
-    """The inverse of :func:`pack`; tensors are views of the buffer."""
+    """Restore the tree of :func:`pack`; tensors are views of the buffer."""
     data = buffer.numpy().data
-    length = _lengths(data)[1]
-    start = _aligned(LENGTH_HEADER_BYTES + length)
-    whole: dict[str, Tensor] = {}  # the buffer as numbers of each kind
-
-    def restore(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {name: restore(value) for name, value in item.items()}
-        if len(item) == 1:
-            return item[0]
-        name, shape, offset = item
-        if name not in whole:
-            whole[name] = buffer.view(getattr(torch, name))
-        numbers = whole[name]
-        first = (start + offset) // numbers.itemsize
-        return numbers[first : first + math.prod(shape)].view(shape)
-
-    tree: State = restore(
-        json.loads(bytes(data[LENGTH_HEADER_BYTES : LENGTH_HEADER_BYTES + length]))
-    )["tree"]
-    return tree
+    end = LENGTH_HEADER_BYTES + _lengths(data)[1]
+    structure, kinds = json.loads(bytes(data[LENGTH_HEADER_BYTES:end]))
+    place = _aligned(end)
+    views: dict[str, Tensor] = {}  # the buffer as numbers of each type
+    tensors: dict[str, Tensor] = {}
+    for name, shape in kinds:
+        if name not in views:
+            views[name] = buffer.view(getattr(torch, name))
+        numbers = views[name]
+        first = place // numbers.itemsize
+        tensor = numbers[first : first + math.prod(shape)].view(shape)
+        tensors[str(len(tensors))] = tensor
+        place += _aligned(tensor.nbytes)
+    return unflatten(structure, tensors, with_values=True)
 
 
 def message_length(beginning: bytearray | memoryview) -> int:

@@ -7,20 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import safetensors
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from equipoise.utils.errors import UsageError
-from equipoise.utils.pytree import State
 
 try:
     import fcntl
@@ -165,54 +157,6 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
-) -> None:
-    """Write a safetensors file atomically, with a checksum.
-
-    Args:
-        path: The file.
-        tensors: Tensors by name.
-        metadata: Text entries of the header.
-    """
-    write_with(path, lambda file: fill_tensors(file, tensors, metadata))
-
-
-def fill_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
-) -> None:
-    """Write a safetensors file with a checksum, not atomically (for use in `write_with`)."""
-    about = metadata or {}
-    try:
-        save_file(
-            unshare_memory(tensors), path, {**about, "checksum": str(_checksum(tensors, about))}
-        )
-    except safetensors.SafetensorError as error:  # what a full disk is told by
-        raise OSError(f"'{path}' cannot be written: {error}") from error
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file of `write_tensors`.
-
-    Returns:
-        Tensors by name, and the metadata.
-
-    Raises:
-        UsageError: If the file is damaged.
-    """
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            about = dict(file.metadata() or {})
-            # Copied to torch's own alignment: matrix products may round differently otherwise.
-            names = list(file.keys())
-            tensors = {name: file.get_tensor(name).clone() for name in names}
-    except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
-        raise UsageError(f"'{path}' is damaged or cannot be read: {error}") from error
-    if about.pop("checksum", None) != str(_checksum(tensors, about)):
-        raise UsageError(f"'{path}' is damaged: its checksum does not match its content")
-    return tensors, about
-
-
 def read_text(path: Path) -> str:
     """Read a UTF-8 file.
 
@@ -274,93 +218,3 @@ def locked(folder: Path) -> Iterator[None]:
 def temporary_path(path: Path) -> Path:
     """Return the hidden temporary path of a file, with the same suffix."""
     return path.with_name(f".tmp-{path.name}")
-
-
-def save(path: Path, state: State, meta: dict[str, Any]) -> None:
-    """Write a nested dictionary of tensors and a JSON object to one file."""
-    tensors: dict[str, Tensor] = {}
-    shape = number_leaves(state, tensors)
-    write_tensors(path, tensors, {"shape": json.dumps(shape), "meta": json.dumps(meta)})
-
-
-def load(path: Path) -> tuple[State, dict[str, Any]]:
-    """Read a file of `save`.
-
-    Raises:
-        UsageError: If the file is damaged.
-    """
-    tensors, about = read_tensors(path)
-    try:
-        shape, meta = json.loads(about["shape"]), json.loads(about["meta"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"checkpoint '{path}' is damaged or not a checkpoint: {error}") from error
-    return restore_leaves(shape, tensors), meta
-
-
-def read_meta(path: Path) -> dict[str, Any]:
-    """Read the JSON object of a file of `save`, without its tensors."""
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            meta: dict[str, Any] = json.loads(file.metadata()["meta"])
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise UsageError(f"checkpoint '{path}' is damaged or not a checkpoint: {error}") from error
-    return meta
-
-
-def number_leaves(tree: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Collect the tensors of a tree and return the tree with their numbers in their place."""
-    shape: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            shape[key] = number_leaves(value, tensors)
-        else:
-            shape[key] = len(tensors)
-            tensors[str(len(tensors))] = value
-    return shape
-
-
-def restore_leaves(shape: dict[str, Any], tensors: dict[str, Tensor]) -> State:
-    """The inverse of :func:`number_leaves`."""
-    return {
-        key: restore_leaves(value, tensors) if isinstance(value, dict) else tensors[str(value)]
-        for key, value in shape.items()
-    }
-
-
-def unshare_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors that share no memory, as safetensors requires."""
-    seen: set[int] = set()
-    result = {}
-    for name, value in tensors.items():
-        value = value.detach()
-        storage = value.untyped_storage()
-        alone = (
-            value.is_contiguous()
-            and storage.nbytes() == value.nbytes
-            and storage.data_ptr() not in seen
-        )
-        result[name] = value if alone else value.clone(memory_format=torch.contiguous_format)
-        seen.add(storage.data_ptr())
-    return result
-
-
-def _checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> int:
-    """Compute the checksum over metadata, names, types, shapes and content."""
-    kinds = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
-    return _content_checksum(tensors, header_checksum(kinds, about))
-
-
-def header_checksum(kinds: dict[str, list[Any]], about: dict[str, str]) -> int:
-    """Compute the checksum of metadata and of `kinds`, the type and shape of each tensor."""
-    return checksum(json.dumps([about, kinds], sort_keys=True).encode())
-
-
-def _content_checksum(tensors: dict[str, Tensor], before: int) -> int:
-    for name in sorted(tensors):
-        before = checksum(tensor_bytes(tensors[name]), before)
-    return before
-
-
-def tensor_bytes(value: Tensor) -> memoryview:
-    """Return the content of a tensor as bytes, without a copy if it is contiguous."""
-    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
