@@ -24,7 +24,7 @@ from equipoise.data.tabular.io import (
     table_from_values,
 )
 from equipoise.data.tabular.table import ClientTables, Table, TableLike
-from equipoise.utils.errors import nearest, require
+from equipoise.utils.errors import UsageError, nearest, require
 from equipoise.utils.huggingface import import_library, load_pretrained
 
 PADDING = -1  # fills a row behind the end of its text
