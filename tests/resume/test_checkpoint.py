@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.utils import io as checkpoint
+from equipoise.utils import serialization as checkpoint
 from equipoise.utils.config_file import write_config
 from equipoise.utils.errors import UsageError
 from helpers_disk import Faulty, on

@@ -14,7 +14,7 @@ from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.joint import Joint
 from equipoise.methods.page.page import Page
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import io as checkpoint
+from equipoise.utils import serialization as checkpoint
 from helpers import largest_difference, simulate, small_task, timeless
 
 METHODS: dict[str, Method] = {
