@@ -29,6 +29,7 @@ from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Params, State
 
+MAX_INT64 = 2**63 - 1
 HOOKS = (
     "select_clients",
     "distribute",
@@ -61,6 +62,8 @@ class Capabilities:
             (agents that are rewarded then).
         runs_trial_training: Clients also train on trial, beside what they decided, so that no
             deadline can be met by deciding less.
+        bounds_influence: The method itself bounds what one client can change, or its uploads carry
+            noise that must not be rescaled: the runtime does not shrink them.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
     """
 
@@ -69,6 +72,7 @@ class Capabilities:
     needs_common_start: bool = False
     needs_same_round_replies: bool = False
     runs_trial_training: bool = False
+    bounds_influence: bool = False
     learner_kind: str = "gradient"
 
 
@@ -166,6 +170,29 @@ class Method(Options):
             What the server proposed, else what is configured; and the client's state.
         """
         return client.hparams, client.state
+
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Return the range of what `configure_training` may choose.
+
+        A client that reports other epochs or another rate is left out of the round. A method that
+        overrides `configure_training` should override this, too: else anything is allowed.
+
+        Args:
+            asked: Epochs and rate that the server proposed or configured, `[K]`.
+            round: The round that asked, from 1.
+            num_rounds: Rounds of the run.
+            server_chose: Whether the server proposed them in this round.
+
+        Returns:
+            The least and the largest epochs and rates, `[K]` each.
+        """
+        if "configure_training" not in self.overridden_hooks:
+            return asked, asked
+        most_epochs = torch.full_like(asked.epochs, MAX_INT64)
+        lowest = LocalHParams(torch.zeros_like(asked.epochs), torch.zeros_like(asked.lr))
+        return lowest, LocalHParams(most_epochs, torch.full_like(asked.lr, torch.inf))
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Train locally with the chosen epochs and learning rate.

@@ -5,16 +5,19 @@ A method declares a range per value. A client that reports a value outside of it
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equipoise.core.messages import ClientUpdate
+from equipoise.core.messages import ClientUpdate, LocalHParams
 from equipoise.utils.pytree import State
 
 ROUNDING_SLACK = 1e-6  # tolerance of comparisons
+RATE_ROUNDING = 1e-5  # relative tolerance of learning rates, which may travel in single precision
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ COUNT = ValueRange(0.0, 1e12)
 DEFAULT_RANGE = ValueRange(-1e6, 1e6)
 """For values whose range a method has not declared."""
 
+MAX_SIZE_RATIO = 10
+"""A client counts with at most this many times the median number of examples."""
 TRIM_FRACTION = 0.1  # largest values that robust statistics of a cohort ignore
 MIN_COHORT = 5  # smaller cohorts have no outliers
 MAX_MAD_RATIO = 5.0  # winsorize beyond this many times the trimmed maximal deviation
@@ -111,6 +116,51 @@ def validate_reports(ranges: Mapping[str, ValueRange], updates: ClientUpdate) ->
         for row in torch.nonzero(~wrong.isnan()).flatten().tolist():
             reason = f"its {name} is {float(wrong[row]):.6g}: must lie in {allowed}"
             violations.setdefault(row, reason)
+    return violations
+
+
+def believed_sizes(reported: Mapping[int, int]) -> dict[int, int]:
+    """Limit reported numbers of examples, so that no client can claim all the weight of a mean.
+
+    Args:
+        reported: Number of examples by client; a negative one counts as 0.
+
+    Returns:
+        Numbers of at most `MAX_SIZE_RATIO` times the median.
+    """
+    if not reported:
+        return {}
+    limit = math.ceil(MAX_SIZE_RATIO * statistics.median(reported.values()))
+    return {client: max(0, min(size, limit)) for client, size in reported.items()}
+
+
+def hparam_violations(
+    used: LocalHParams, lowest: LocalHParams, highest: LocalHParams
+) -> dict[int, str]:
+    """Find clients that report epochs or a learning rate that they may not have used.
+
+    Args:
+        used: What K clients report.
+        lowest: The least that each may have used.
+        highest: The most that each may have used.
+
+    Returns:
+        Row of each such client, with a sentence about it.
+    """
+    violations: dict[int, str] = {}
+    rate = used.lr.double()
+    low = lowest.lr.double() * (1 - RATE_ROUNDING)
+    high = highest.lr.double() * (1 + RATE_ROUNDING)
+    # Negated, so that NaN is a violation too.
+    wrong_rate = ~((rate >= low) & (rate <= high))
+    wrong_epochs = (used.epochs < lowest.epochs) | (used.epochs > highest.epochs)
+    for row in torch.nonzero(wrong_rate | wrong_epochs).flatten().tolist():
+        if bool(wrong_rate[row]):
+            allowed = f"[{float(lowest.lr[row]):.6g}, {float(highest.lr[row]):.6g}]"
+            violations[row] = f"its learning rate is {float(rate[row]):.6g}: must lie in {allowed}"
+        else:
+            allowed = f"[{int(lowest.epochs[row])}, {int(highest.epochs[row])}]"
+            violations[row] = f"its epochs are {int(used.epochs[row])}: must lie in {allowed}"
     return violations
 
 

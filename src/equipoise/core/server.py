@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.influence import NOTABLE_FACTOR
 from equipoise.core.messages import TrainingConfig
 from equipoise.core.task import Task
 from equipoise.utils import rng
@@ -32,6 +34,9 @@ class Server:
         logged: Values that hooks want in the round's log.
         sum_updates: Sums over the accepted replies for given weights, added chunk by chunk in a
             fixed order. Set by the runtime during aggregation.
+        influence_ratio: Largest influence of a client relative to the trimmed maximum of the
+            cohort, see `core/influence.py`. Set by the runtime during aggregation.
+        shrunk: Factor by client that counts much less, for the round's log.
     """
 
     task: Task
@@ -44,6 +49,8 @@ class Server:
     participation: float = 1.0
     logged: State = field(default_factory=dict)
     sum_updates: Callable[[Tensor | Params], State] | None = None
+    influence_ratio: float = math.inf
+    shrunk: dict[int, float] = field(default_factory=dict)
 
     def evaluate(self, stack: Params, split: str = "public") -> Params:
         """Evaluate models on the server's own data.
@@ -98,6 +105,17 @@ class Server:
         """
         keys = rng.keys(self.seed, ids.numpy(), self.round, stream)
         return torch.from_numpy(rng.uniform(keys, count))
+
+    def log_shrunk(self, ids: Tensor, factors: Tensor) -> None:
+        """Note who counts much less than the method would let it.
+
+        Args:
+            ids: Clients `[K]`.
+            factors: Factors `[K]` in (0, 1] of their weights or changes.
+        """
+        rows = torch.nonzero(factors < NOTABLE_FACTOR).flatten()
+        for client, factor in zip(ids[rows].tolist(), factors[rows].tolist(), strict=True):
+            self.shrunk[client] = self.shrunk.get(client, 1.0) * factor
 
     def scoped(self, key: str) -> Server:
         """Return the same server as seen by a method that is part of another.

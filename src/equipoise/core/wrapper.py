@@ -69,6 +69,12 @@ class DelegatingMethod(Method):
         """Delegate to the inner method."""
         return self._delegate(client, self.inner.configure_training)
 
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Delegate to the inner method."""
+        return self.inner.allowed_hparams(asked, round, num_rounds, server_chose)
+
     def train(self, client: Client) -> tuple[Params, State]:
         """Delegate to the inner method."""
         return self._delegate(client, self.inner.train)

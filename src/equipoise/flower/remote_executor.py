@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from equipoise.core import (
     Task,
     TrainingConfig,
 )
+from equipoise.core.report_validation import believed_sizes
 from equipoise.experiment.evaluation import own_scores
 from equipoise.flower import codec, node
 from equipoise.flower.codec import InvalidMessage, Metadata, NoReply, PreparationMissing
@@ -33,7 +33,6 @@ from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
 from equipoise.wrappers.secure_aggregation import WORDS, SecureAggregation
 
 LOG = logging.getLogger("equipoise")
-MAX_SIZE_RATIO = 10  # a client counts with at most this many times the median number of samples
 HEADER_BYTES = 65536  # limit of the names and shapes in a reply
 
 
@@ -102,6 +101,8 @@ class RemoteExecutor(Executor):
         self._frozen = digest(task.frozen)
         # Expected reply, by the splits that are scored.
         self._expected: dict[tuple[str, ...], State] = {}
+        # Samples of each client as it first reported them: no later claim changes its weight.
+        self._reported_sizes: dict[int, int] = {}
         # Names and shapes of a client's input of a secure sum.
         self._words: State = {}
 
@@ -160,7 +161,7 @@ class RemoteExecutor(Executor):
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """Encode a message for each connected client; return the others with the reason."""
         present = self.wire.present()
-        self.task.set_reported_sizes(cap_reported_sizes(present))
+        self.task.set_reported_sizes(self._believed_sizes(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(sorted(set(clients) - present.keys()), "not connected")
         about = {
@@ -180,6 +181,29 @@ class RemoteExecutor(Executor):
             if client in present
         }
         return messages, absent
+
+    def _believed_sizes(self, present: dict[int, int]) -> dict[int, int]:
+        """Return the numbers of samples by which clients count, and warn of those that exceed."""
+        for client, samples in present.items():
+            first = self._reported_sizes.setdefault(client, samples)
+            if samples != first:
+                LOG.warning(
+                    "client %d now says that it has %d samples: it counts with the %d that it "
+                    "reported first",
+                    client,
+                    samples,
+                    first,
+                )
+        believed = believed_sizes(self._reported_sizes)
+        for client, samples in present.items():
+            if believed[client] < min(samples, self._reported_sizes[client]):
+                LOG.warning(
+                    "client %d says that it has %d samples: it counts as one with %d",
+                    client,
+                    samples,
+                    believed[client],
+                )
+        return believed
 
     def final_scores(self, ids: Ints) -> dict[int, ClientFinalScores]:
         """Ask clients for the scores of their own models, except under differential privacy.
@@ -258,31 +282,6 @@ class RemoteExecutor(Executor):
                 reply = replace(reply, update=ClientUpdate({}))
             self._expected[splits] = reply.to_message()
         return self._expected[splits]
-
-
-def cap_reported_sizes(reported: dict[int, int]) -> dict[int, int]:
-    """Cap reported numbers of samples at ten times the median.
-
-    So no client can claim all the weight of an average.
-
-    Args:
-        reported: Reported samples by client.
-
-    Returns:
-        Capped samples by client.
-    """
-    if not reported:
-        return reported
-    cap = math.ceil(MAX_SIZE_RATIO * statistics.median(reported.values()))
-    for client, samples in reported.items():
-        if samples > cap:
-            LOG.warning(
-                "client %d says that it has %d samples: it counts as one with %d",
-                client,
-                samples,
-                cap,
-            )
-    return {client: min(samples, cap) for client, samples in reported.items()}
 
 
 def _scores(answer: bytes | str | None, client: int, like: ClientFinalScores) -> ClientFinalScores:

@@ -174,8 +174,9 @@ class SecureCohortResults(CohortResults):
         cuts: list[slice],
         taken: Tensor,
         weights: Tensor | Params,
+        factors: Tensor | None = None,
     ) -> State:
-        """Return the known sum.
+        """Return the known sum; the changes in it cannot be shrunk.
 
         Raises:
             InvalidMessage: If the sum of some clients only is asked for.

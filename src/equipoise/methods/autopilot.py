@@ -46,6 +46,7 @@ from equipoise.core.report_validation import COUNT, LOSS, MAX_LOSS, MIN_COHORT, 
 from equipoise.utils.errors import UsageError
 
 MIN_EPOCHS = 8  # clients train at least this much
+MAX_TRIAL_LR = 1e12  # of a client's own measured rate in the first round
 POLYAK_SHARE = 0.25  # of Polyak's step
 TRIAL_LOSS_RATIO = 0.8  # another rate must leave less than this share of the configured one's loss
 MAX_MOMENTUM = 0.97  # momentum looks back over 33 rounds at most
@@ -446,6 +447,19 @@ class Autopilot(Method):
             state["trials"] = trial_losses(client, epochs, rates)
             rate = select_lr(rates, state["trials"])
         return LocalHParams(epochs, rate * lr_decay(client.round, client.num_rounds)), state
+
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow the server's rate; before it chose one, any that a trial may favour."""
+        epochs = asked.epochs.clamp(min=MIN_EPOCHS)
+        decay = lr_decay(round, num_rounds)
+        low = asked.lr.double() * decay
+        high = low
+        if not server_chose:
+            low = torch.zeros_like(low)
+            high = torch.full_like(high, MAX_TRIAL_LR)
+        return LocalHParams(epochs, low), LocalHParams(epochs, high)
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Train in two halves, to see whether the second one still helps on validation data."""

@@ -93,6 +93,18 @@ class DapFL(Method):
         epochs = absolute_epochs(action[1], self.max_epochs)
         return LocalHParams(epochs, lr), {"agent": player}
 
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow 1 to `max_epochs` epochs and rates within the bounds."""
+        lowest = LocalHParams(
+            torch.ones_like(asked.epochs), torch.full_like(asked.lr, self.lr_min)
+        )
+        highest = LocalHParams(
+            torch.full_like(asked.epochs, self.max_epochs), torch.full_like(asked.lr, self.lr_max)
+        )
+        return lowest, highest
+
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Upload the model; pay the agent the gains in loss and in accuracy."""
         update, state = super().upload(client)

@@ -78,6 +78,13 @@ class FedEx(Method):
         hparams = LocalHParams(client.hparams.epochs, client.hparams.lr * LR_FACTORS[arm])
         return hparams, {"arm": arm}
 
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow the arms' rates."""
+        lowest = LocalHParams(asked.epochs, asked.lr * LR_FACTORS.min())
+        return lowest, LocalHParams(asked.epochs, asked.lr * LR_FACTORS.max())
+
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Report the arm and the trained model's validation loss."""
         update, state = super().upload(client)

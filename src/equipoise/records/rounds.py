@@ -88,6 +88,12 @@ class RoundRecord(Evaluated):
     """Clients whose reply was not used: not finite, or see ``rejected``."""
     rejected: dict[int, str] = field(default_factory=dict)
     """Reasons for clients of ``dropped`` that sent invalid reports or made the server fail."""
+    guards: dict[str, int] = field(default_factory=dict)
+    """Number of clients that each guard acted on: those that left replies out (``not finite``,
+    ``range``, ``rate or epochs``, ``norm``, ``fault``), and the one that lets clients count much
+    less than their weight (``influence``)."""
+    shrunk: dict[int, float] = field(default_factory=dict)
+    """The share of its influence that the guard left to a client; of a long list the smallest."""
     absent: dict[int, str] = field(default_factory=dict)
     """Reasons of the clients that did not reply."""
     skipped: str | None = None

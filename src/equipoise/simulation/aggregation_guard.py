@@ -15,6 +15,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.core import ClientResult, ClientUpdate, Method, Server
+from equipoise.core.influence import (
+    InfluenceBounds,
+    influence_factors,
+    like_params,
+    scale_weights,
+    shrink_factors,
+    shrink_update,
+)
 from equipoise.core.report_validation import MIN_COHORT, trimmed_max, validate_reports
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Params, State, index, leaves
@@ -22,8 +30,10 @@ from equipoise.utils.pytree import Params, State, index, leaves
 if TYPE_CHECKING:
     from equipoise.simulation.executors import CohortResults
 
-MAX_NORM_RATIO = 5.0  # of an update norm to the trimmed maximum of the cohort
-MAX_NORM_RATIO_STATEFUL = 8.0  # the same where clients start from models of their own
+COMMON_START_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=1.5, crowd_ratio=1.0)
+"""Where all clients start from one model: honest clients are within 1.5 times the others."""
+STATEFUL_BOUNDS = InfluenceBounds(norm_ratio=8.0, influence_ratio=2.5, crowd_ratio=1.5)
+"""Where clients start from models of their own."""
 MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
 
@@ -35,11 +45,13 @@ class UpdateDiagnostics:
     Attributes:
         is_finite: Mask `[R]`: all numbers of update and client state are finite.
         norms: Norm `[R]` of each update.
+        extra_norms: Norm `[R]` of what is uploaded beside it in the shape of a model.
         violations: Reason by row of a reply whose reported numbers are out of range.
     """
 
     is_finite: Tensor
     norms: Tensor
+    extra_norms: Tensor
     violations: dict[int, str]
 
     @classmethod
@@ -56,6 +68,7 @@ class UpdateDiagnostics:
         return cls(
             rows_are_finite((update, reply.client_state), num_clients),
             update_norms(sent, update.params, num_clients),
+            extra_norms(update, num_clients),
             validate_reports(method.report_ranges, update),
         )
 
@@ -69,6 +82,7 @@ class UpdateDiagnostics:
         return cls(
             torch.cat([part.is_finite for part in parts]),
             torch.cat([part.norms for part in parts]),
+            torch.cat([part.extra_norms for part in parts]),
             violations,
         )
 
@@ -101,6 +115,8 @@ class Aggregation:
         results: Their replies.
         sent_params: The model that they were sent.
         chunks: Chunks of the cohort, by which updates are summed in a fixed order.
+        diagnostics: Norms of the replies.
+        bounds: How far one client may move the model.
     """
 
     method: Method
@@ -109,6 +125,8 @@ class Aggregation:
     results: CohortResults
     sent_params: Params
     chunks: list[slice]
+    diagnostics: UpdateDiagnostics
+    bounds: InfluenceBounds
 
     def attempt(self, accepted: Tensor) -> tuple[Server | None, str | Exception]:
         """Aggregate some of the replies.
@@ -121,6 +139,8 @@ class Aggregation:
         """
         after = copy.copy(self.server)
         after.logged = dict(self.server.logged)
+        after.shrunk = {}
+        after.influence_ratio = self.bounds.influence_ratio_of(int(accepted.sum()))
         try:
             self._apply_method(after, accepted)
         except UsageError:
@@ -134,15 +154,22 @@ class Aggregation:
         return after, ""
 
     def _apply_method(self, after: Server, accepted: Tensor) -> None:
-        """Call the method's hooks of decision 3 in their order."""
+        """Call the method's hooks of decision 3 in their order, on bounded changes."""
         assert self.results.stack is not None
         method = self.method
         ids = self.ids
         updates = self.results.stack.update
+        norms = self.diagnostics.norms
+        factors = self._norm_factors(accepted)
 
         def sum_updates(weights: Tensor | Params) -> State:
             return self.results.partial_sums(
-                method, self.sent_params, self.chunks, accepted, weights
+                method,
+                self.sent_params,
+                self.chunks,
+                accepted,
+                weights,
+                factors if bool((factors < 1).any()) else None,
             )
 
         if method.capabilities.aggregates_by_sum:
@@ -152,10 +179,29 @@ class Aggregation:
         if not bool(accepted.all()):
             ids = ids[accepted]
             updates = index(updates, accepted)
+            norms = norms[accepted]
+        after.log_shrunk(ids, factors)
+        if not method.capabilities.aggregates_by_sum:
+            updates = shrink_update(updates, self.sent_params, factors)
         weights, after.state = method.aggregation_weights(after, ids, updates)
+        if not method.capabilities.bounds_influence:
+            bounded = influence_factors(weights, norms * factors, after.influence_ratio)
+            after.log_shrunk(ids, bounded)
+            if "partial_sums" in method.overridden_hooks:
+                # Other sums than the mean have no weights: what is summed is shrunk.
+                factors = factors * bounded
+            else:
+                weights = scale_weights(weights, bounded)
         after.params, after.state = method.aggregate(after, ids, updates, weights)
         after.state = method.learn(after, ids, updates)
         after.sum_updates = None
+
+    def _norm_factors(self, accepted: Tensor) -> Tensor:
+        """Return factors for the accepted replies that bound the norms of what they upload."""
+        facts = self.diagnostics
+        by_norm = shrink_factors(facts.norms[accepted], self.bounds.norm_ratio)
+        by_extra = shrink_factors(facts.extra_norms[accepted], self.bounds.influence_ratio)
+        return torch.minimum(by_norm, by_extra)
 
 
 def aggregate_with_fault_isolation(
@@ -250,6 +296,16 @@ def update_norms(before: Params, after: Params, clients: int) -> Tensor:
     return whole
 
 
+def extra_norms(update: ClientUpdate, clients: int) -> Tensor:
+    """Return the norm `[K]` of the parts of `extra` that have a model's shape."""
+    parts = [value for tree in like_params(update).values() for value in tree.values()]
+    if not parts:
+        return torch.zeros(clients, dtype=torch.float64)
+    each = [_norms_of_stack(value, torch.zeros_like(value[0])) for value in parts]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return whole
+
+
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
     """Return the norms of one parameter, a bounded number of clients at once.
 
@@ -265,7 +321,10 @@ def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
 
 
 def norm_outliers(
-    norms: Tensor, step_budgets: Tensor, accepted: Tensor, max_ratio: float = MAX_NORM_RATIO
+    norms: Tensor,
+    step_budgets: Tensor,
+    accepted: Tensor,
+    max_ratio: float = COMMON_START_BOUNDS.norm_ratio,
 ) -> dict[int, str]:
     """Find updates that are much larger than nearly all others, also relative to their steps.
 
@@ -275,7 +334,7 @@ def norm_outliers(
 
     Args:
         norms: Update norms `[R]`.
-        step_budgets: Steps times learning rate of each client, `[R]`.
+        step_budgets: Steps times learning rate that the server asked of each client, `[R]`.
         accepted: Mask `[R]` of the replies to compare.
         max_ratio: The largest allowed ratio to the trimmed maximum.
 

@@ -1,11 +1,23 @@
 """Hostile clients for simulations: a fixed share of the clients changes what it uploads.
 
+Attacks that ignore the server's guards:
+
 - `flip` sends ten times the opposite of its update, `scaled` ten times its update;
 - `noise` sends a random update of ten times the honest norm;
 - `constant` sends one number everywhere, `huge` the largest number of single precision;
 - `metrics` sends its honest model with the worst report that the declared ranges allow;
 - `little` sends an update on which all hostile clients agree: the honest mean less 1.5 standard
   deviations per coordinate (Baruch et al., "A Little Is Enough", NeurIPS 2019, arXiv:1902.06156).
+
+Attacks that adapt: hostile clients see all honest uploads, know the guards and stay within them.
+
+- `under` points against the honest mean, just under the norm at which an update is left out;
+- `cap` does the same just under the norm at which an update is shrunk, so that no guard acts;
+- `rate-lie` is `under`, ten times as long, with a false learning rate in its reply;
+- `size-lie` is `under`, and claims ten times its number of examples before round 1;
+- `sleeper` is honest until the last round, and then `under`;
+- `measurements` sends its honest model, and false measurements as far from the median as robust
+  statistics let pass.
 
 `labels` and `backdoor` change the rows of clients instead: see `equipoise.data.poisoning`.
 """
@@ -15,38 +27,86 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from equipoise.core import (
+    ClientResult,
     ClientState,
     ClientUpdate,
+    LocalHParams,
     Method,
     Params,
     ServerMessage,
     Task,
     TrainingConfig,
 )
-from equipoise.core.report_validation import DEFAULT_RANGE
+from equipoise.core.report_validation import (
+    DEFAULT_RANGE,
+    MAX_MAD_RATIO,
+    MAX_SIZE_RATIO,
+    ValueRange,
+    believed_sizes,
+    trimmed_max,
+)
 from equipoise.data.poisoning import DATA_ATTACKS
+from equipoise.simulation.aggregation_guard import COMMON_START_BOUNDS, update_norms
 from equipoise.simulation.executors import CohortResults, Executor
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError, nearest
 
 ATTACK_SCALE = 10.0
 LITTLE_NUM_STDS = 1.5
+MARGIN = 0.97  # an adaptive attacker stays this far below a bound
+FALSE_RATE = 1e12
 MakeExecutor = Callable[[Method, Task, TrainingConfig, int, int], Executor]
 
 
+class Cohort(NamedTuple):
+    """What hostile clients know when they lie.
+
+    Attributes:
+        changes: All updates less the model that was sent, `[K, ...]`.
+        lying: Mask `[K]` of the hostile clients.
+        norms: Norms `[K]` of the updates.
+        seed: Seed of random lies.
+        is_last: Whether this is the last round.
+    """
+
+    changes: Params
+    lying: Tensor
+    norms: Tensor
+    seed: int
+    is_last: bool
+
+    def honest(self, name: str) -> Tensor:
+        """Return the honest changes of a parameter; all changes if nobody is honest."""
+        change = self.changes[name]
+        return change[~self.lying] if bool((~self.lying).any()) else change
+
+    def usual_norm(self) -> float:
+        """Return the trimmed maximum of the honest norms."""
+        honest = self.norms[~self.lying]
+        return trimmed_max(honest) if len(honest) > 1 else float(self.norms.max())
+
+
+ModelAttack = Callable[[Cohort], Params]
+"""Returns the hostile changes, `[K, ...]` or one for all `[...]`."""
+
+
 def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
-    """Ids of the clients that lie, drawn by the seed; at least one if the share is above 0."""
+    """Return the ids of the clients that lie, drawn by the seed; at least one for a share above 0.
+
+    Args:
+        seed: Seed of the run.
+        clients: Number of clients.
+        share: Share of hostile clients.
+    """
     order = rng.generator(seed, rng.ATTACKERS).permutation(clients)
-    return (
-        torch.from_numpy(order[: max(round(share * clients), math.ceil(share))].copy())
-        .sort()
-        .values
-    )
+    count = max(round(share * clients), math.ceil(share))
+    return torch.from_numpy(order[:count].copy()).sort().values
 
 
 def with_attack(make: MakeExecutor, text: str) -> MakeExecutor:
@@ -64,7 +124,11 @@ def with_attack(make: MakeExecutor, text: str) -> MakeExecutor:
 
 
 def parse_attack(text: str) -> tuple[str, float]:
-    """Parse `NAME:SHARE` into the name of an attack and the share of hostile clients."""
+    """Parse `NAME:SHARE` into the name of an attack and the share of hostile clients.
+
+    Raises:
+        UsageError: If the attack is unknown or the share is not in (0, 1).
+    """
     name, _, number = text.partition(":")
     known = (*ATTACKS, *DATA_ATTACKS)
     if name not in known:
@@ -87,10 +151,21 @@ class AttackedExecutor(Executor):
     """Another executor, some of whose clients lie. Their own models and scores stay honest."""
 
     def __init__(self, inner: Executor, attack: str, share: float) -> None:
+        """Choose the hostile clients.
+
+        Args:
+            inner: The executor of all clients.
+            attack: One of `ATTACKS`.
+            share: Share of hostile clients.
+        """
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
-        self.inner, self.attack = inner, attack
+        self.inner = inner
+        self.attack = attack
         self.hostile = hostile_clients(inner.seed, inner.task.num_clients, share)
-        self.min_replies, self.keeps_models = inner.min_replies, inner.keeps_models
+        self.min_replies = inner.min_replies
+        self.keeps_models = inner.keeps_models
+        if attack == "size-lie":
+            self._claim_sizes()
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
         """Return the initial states of the inner executor."""
@@ -115,57 +190,159 @@ class AttackedExecutor(Executor):
         lying = torch.isin(ids[replies.arrived], self.hostile)
         if not bool(lying.any()):
             return replies
-        up = self._lie(replies.stack.update, message.params, lying, round)
-        return replace(replies, stack=replace(replies.stack, update=up))
+        stack = replies.stack
+        update = self._lie(stack.update, message.params, lying, round)
+        hparams = self._false_hparams(stack, lying)
+        return replace(replies, stack=replace(stack, update=update, hparams=hparams))
+
+    def _claim_sizes(self) -> None:
+        """Let hostile clients claim ten times their examples, as a server would believe them."""
+        everybody = torch.arange(self.task.num_clients)
+        claimed = dict(enumerate(self.task.num_examples(everybody).tolist()))
+        for client in self.hostile.tolist():
+            claimed[client] *= MAX_SIZE_RATIO
+        self.task.set_reported_sizes(believed_sizes(claimed))
+
+    def _false_hparams(self, result: ClientResult, lying: Tensor) -> LocalHParams | None:
+        """Return what clients say of their training."""
+        if self.attack != "rate-lie" or result.hparams is None:
+            return result.hparams
+        lr = result.hparams.lr
+        false_rate = torch.full_like(lr, FALSE_RATE)
+        return replace(result.hparams, lr=torch.where(lying, false_rate, lr))
 
     def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:
-        if self.attack == "metrics":
-            return replace(
-                updates,
-                metrics={
-                    name: self._worst(name, value, lying) for name, value in updates.metrics.items()
-                },
-            )
-        changed = {}
-        for number, (name, value) in enumerate(updates.params.items()):
-            change = value - sent[name]
-            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + round * 1009 + number)
-            lie = ATTACKS[self.attack](change, lying, draw)
-            shape = (-1, *[1] * (value.dim() - 1))
-            changed[name] = torch.where(lying.view(shape), sent[name] + lie, value)
-        return replace(updates, params=changed)
-
-    def _worst(self, name: str, value: Tensor, lying: Tensor) -> Tensor:
-        """Replace a metric of hostile clients by the top of its declared range."""
-        high = torch.tensor(
-            self.method.report_ranges.get(name, DEFAULT_RANGE).high, dtype=torch.float64
+        """Return the uploads with those of hostile clients replaced."""
+        if self.attack in REPORT_ATTACKS:
+            lie = REPORT_ATTACKS[self.attack]
+            ranges = self.method.report_ranges
+            metrics = {
+                name: _replace_rows(value, lie(value, lying, ranges.get(name, DEFAULT_RANGE)), lying)
+                for name, value in updates.metrics.items()
+            }
+            return replace(updates, metrics=metrics)
+        cohort = Cohort(
+            {name: value - sent[name] for name, value in updates.params.items()},
+            lying,
+            update_norms(sent, updates.params, len(lying)),
+            self.seed * 1_000_003 + round * 1009,
+            round == self.rounds,
         )
-        shape = (-1, *[1] * (value.dim() - 1))
-        return torch.where(lying.view(shape), high.expand(value.shape).to(value.dtype), value)
+        changes = MODEL_ATTACKS[self.attack](cohort)
+        params = {
+            name: _replace_rows(value, sent[name] + changes[name], lying)
+            for name, value in updates.params.items()
+        }
+        return replace(updates, params=params)
 
 
-def _noise(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
-    noise = torch.randn(change.shape, generator=draw, dtype=change.dtype)
-    typical = torch.linalg.vector_norm(change.flatten(1), dim=1).median() / math.sqrt(
-        max(change[0].numel(), 1)
-    )
-    lie: Tensor = ATTACK_SCALE * typical * noise
-    return lie
+def _replace_rows(value: Tensor, lie: Tensor, lying: Tensor) -> Tensor:
+    """Return `value` `[K, ...]` with the rows of hostile clients taken from `lie`."""
+    mask = lying.view(-1, *[1] * (value.dim() - 1))
+    return torch.where(mask, lie.to(value.dtype), value)
 
 
-def _little(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
-    honest = change[~lying] if bool((~lying).any()) else change
-    agreed: Tensor = honest.mean(0) - LITTLE_NUM_STDS * honest.std(0, correction=0)
-    return agreed.expand_as(change)
+# --- lies in the model ----------------------------------------------------------------------------
 
 
-UploadAttack = Callable[[Tensor, Tensor, torch.Generator], Tensor]
-ATTACKS: dict[str, UploadAttack] = {
-    "flip": lambda change, lying, draw: -ATTACK_SCALE * change,
-    "scaled": lambda change, lying, draw: ATTACK_SCALE * change,
+def _scaled(factor: float) -> ModelAttack:
+    """Multiply each change."""
+    return lambda cohort: {name: factor * change for name, change in cohort.changes.items()}
+
+
+def _constant(number: float) -> ModelAttack:
+    """Send one number everywhere."""
+    return lambda cohort: {
+        name: torch.full_like(change, number) for name, change in cohort.changes.items()
+    }
+
+
+def _noise(cohort: Cohort) -> Params:
+    """Send noise of ten times the median norm of each parameter."""
+    lies: Params = {}
+    for number, (name, change) in enumerate(cohort.changes.items()):
+        draw = torch.Generator().manual_seed(cohort.seed + number)
+        noise = torch.randn(change.shape, generator=draw, dtype=change.dtype)
+        norms = torch.linalg.vector_norm(change.flatten(1), dim=1)
+        typical = norms.median() / math.sqrt(max(change[0].numel(), 1))
+        lies[name] = ATTACK_SCALE * typical * noise
+    return lies
+
+
+def _little(cohort: Cohort) -> Params:
+    """Send the honest mean less some standard deviations."""
+    lies: Params = {}
+    for name in cohort.changes:
+        honest = cohort.honest(name)
+        lies[name] = honest.mean(0) - LITTLE_NUM_STDS * honest.std(0, correction=0)
+    return lies
+
+
+def _against_the_mean(cohort: Cohort, norm: float) -> Params:
+    """Send a change of a given norm against the mean of the honest changes."""
+    means = {name: cohort.honest(name).mean(0) for name in cohort.changes}
+    length = math.sqrt(sum(float(mean.double().square().sum()) for mean in means.values()))
+    return {name: mean * (-norm / max(length, 1e-30)) for name, mean in means.items()}
+
+
+def _under(cohort: Cohort) -> Params:
+    """Stay just under the norm at which an update is left out."""
+    return _against_the_mean(cohort, MARGIN * COMMON_START_BOUNDS.norm_ratio * cohort.usual_norm())
+
+
+def _cap(cohort: Cohort) -> Params:
+    """Stay just under the norm at which an update is shrunk."""
+    ratio = COMMON_START_BOUNDS.influence_ratio_of(len(cohort.lying))
+    return _against_the_mean(cohort, MARGIN * ratio * cohort.usual_norm())
+
+
+def _long(cohort: Cohort) -> Params:
+    """Send ten times what `under` does."""
+    return {name: ATTACK_SCALE * lie for name, lie in _under(cohort).items()}
+
+
+def _sleeper(cohort: Cohort) -> Params:
+    """Be honest until the last round."""
+    return _under(cohort) if cohort.is_last else cohort.changes
+
+
+MODEL_ATTACKS: dict[str, ModelAttack] = {
+    "flip": _scaled(-ATTACK_SCALE),
+    "scaled": _scaled(ATTACK_SCALE),
     "noise": _noise,
-    "constant": lambda change, lying, draw: torch.ones_like(change),
-    "huge": lambda change, lying, draw: torch.full_like(change, 3e38),
-    "metrics": lambda change, lying, draw: change,
+    "constant": _constant(1.0),
+    "huge": _constant(3e38),
     "little": _little,
+    "under": _under,
+    "cap": _cap,
+    "rate-lie": _long,
+    "size-lie": _under,
+    "sleeper": _sleeper,
 }
+
+
+# --- lies in what is reported ---------------------------------------------------------------------
+
+
+def _largest(values: Tensor, lying: Tensor, allowed: ValueRange) -> Tensor:
+    """Return the top of the declared range."""
+    return torch.tensor(allowed.high, dtype=torch.float64).expand(values.shape)
+
+
+def _far_but_usual(values: Tensor, lying: Tensor, allowed: ValueRange) -> Tensor:
+    """Return values as far above the median as `winsorize` lets pass."""
+    honest = values[~lying].double()
+    if len(honest) < 2:
+        return values
+    median = honest.median(0).values
+    deviations = (honest - median).abs()
+    usual = deviations.sort(0).values[max(0, len(honest) - 1 - max(1, len(honest) // 10))]
+    lie = median + MARGIN * MAX_MAD_RATIO * usual
+    low = torch.tensor(allowed.low, dtype=torch.float64)
+    high = torch.tensor(allowed.high, dtype=torch.float64)
+    return torch.minimum(torch.maximum(lie, low), high).expand(values.shape)
+
+
+ReportAttack = Callable[[Tensor, Tensor, ValueRange], Tensor]
+REPORT_ATTACKS: dict[str, ReportAttack] = {"metrics": _largest, "measurements": _far_but_usual}
+ATTACKS = (*MODEL_ATTACKS, *REPORT_ATTACKS)

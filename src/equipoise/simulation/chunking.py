@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import ClientUpdate, Method, Params, State
+from equipoise.core.influence import shrink_update
 from equipoise.utils import pytree
 
 MAX_CHUNKS = 64  # enough to share a round evenly, few enough that adding their sums is cheap
@@ -67,6 +68,7 @@ def sum_chunk(
     updates: ClientUpdate,
     taken: Tensor,
     weights: Tensor | Params,
+    factors: Tensor | None = None,
 ) -> State | None:
     """Compute the method's partial sums over one chunk.
 
@@ -76,6 +78,7 @@ def sum_chunk(
         updates: The updates of the chunk, stacked `[K, ...]`.
         taken: Mask `[K]` of the updates to sum.
         weights: Weights of the updates that are taken.
+        factors: By which their changes are shrunk; None if none is.
 
     Returns:
         The sums; None if no update is taken.
@@ -84,6 +87,8 @@ def sum_chunk(
         return None
     if not bool(taken.all()):
         updates = pytree.index(updates, taken)
+    if factors is not None:
+        updates = shrink_update(updates, global_params, factors)
     contiguous: ClientUpdate = pytree.map_leaves(lambda value: value.contiguous(), updates)
     return method.partial_sums(global_params, contiguous, weights)
 

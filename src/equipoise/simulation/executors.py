@@ -68,10 +68,13 @@ class CohortResults:
     known_weights: Tensor = field(default_factory=lambda: torch.empty(0))
     """Those by which sums over all clients are known already, if any are."""
 
-    def weights_known(self, taken: Tensor, weights: Tensor | Params) -> bool:
+    def weights_known(
+        self, taken: Tensor, weights: Tensor | Params, factors: Tensor | None
+    ) -> bool:
         """Whether these are the sums that are known already."""
         return (
-            bool(taken.all())
+            factors is None
+            and bool(taken.all())
             and isinstance(weights, Tensor)
             and torch.equal(weights, self.known_weights)
         )
@@ -104,12 +107,17 @@ class CohortResults:
         cuts: list[slice],
         taken: Tensor,
         weights: Tensor | Params,
+        factors: Tensor | None = None,
     ) -> State:
         """Compute the method's sums over the taken replies, chunk by chunk of the cohort."""
         assert self.stack is not None
         if len(cuts) == 1:
             return chunking.add_chunk_sums(
-                [chunking.sum_chunk(method, global_params, self.stack.update, taken, weights)]
+                [
+                    chunking.sum_chunk(
+                        method, global_params, self.stack.update, taken, weights, factors
+                    )
+                ]
             )
         parts: list[State | None] = []
         ends = torch.searchsorted(
@@ -120,7 +128,8 @@ class CohortResults:
         ).tolist()  # taken before each row
         for first, last in pairwise([0, *ends]):
             here = slice(first, last)
-            own = pytree.index(weights, slice(counts[first], counts[last]))
+            counted = slice(counts[first], counts[last])
+            own = pytree.index(weights, counted)
             parts.append(
                 chunking.sum_chunk(
                     method,
@@ -128,6 +137,7 @@ class CohortResults:
                     pytree.index(self.stack.update, chunking.chunk_index(here)),
                     taken[here],
                     own,
+                    None if factors is None else factors[counted],
                 )
             )
         return chunking.add_chunk_sums(parts)
@@ -542,9 +552,10 @@ class SummedCohortResults(CohortResults):
         cuts: list[slice],
         taken: Tensor,
         weights: Tensor | Params,
+        factors: Tensor | None = None,
     ) -> State:
         """Return the known sums, or recompute the uploads if other replies are summed."""
-        if self.weights_known(taken, weights):
+        if self.weights_known(taken, weights, factors):
             return chunking.add_chunk_sums(self.chunk_sums)
         if not self._has_uploads:
             assert self.stack is not None
@@ -552,7 +563,7 @@ class SummedCohortResults(CohortResults):
                 replace(self.stack, update=self.recompute_uploads()),
                 True,
             )
-        return super().partial_sums(method, global_params, cuts, taken, weights)
+        return super().partial_sums(method, global_params, cuts, taken, weights, factors)
 
 
 @dataclass

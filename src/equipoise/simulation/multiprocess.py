@@ -115,7 +115,12 @@ class Worker:
         ]
         whole = UpdateDiagnostics.concatenate(facts)
         why = {str(place): text for place, text in whole.violations.items()}
-        known = {"finite": whole.is_finite, "long": whole.norms, "reasons": why}
+        known = {
+            "finite": whole.is_finite,
+            "long": whole.norms,
+            "extra": whole.extra_norms,
+            "reasons": why,
+        }
         answer = {
             "replies": pytree.to_dict(pytree.concatenate(told)),
             "facts": known,
@@ -139,15 +144,18 @@ class Worker:
     def sums(self, call: State) -> State:
         """The method's sums over each chunk."""
         taken, weights = call["taken"], call["weights"]
+        factors = call.get("factors")
         found: dict[str, State | None] = {}
         first, used = 0, 0
         for number, part in enumerate(self._parts):
             clients = len(part.hparams.epochs) if part.hparams is not None else 0
             here = taken[first : first + clients]
             count = int(here.sum())
-            mine = pytree.index(weights, slice(used, used + count))
+            counted = slice(used, used + count)
+            mine = pytree.index(weights, counted)
+            shrunk = None if factors is None else factors[counted]
             found[str(number)] = chunking.sum_chunk(
-                self._method, self._sent, part.update, here, mine
+                self._method, self._sent, part.update, here, mine, shrunk
             )
             first, used = first + clients, used + count
         return {"sums": found}
@@ -480,19 +488,22 @@ class RemoteCohortResults(CohortResults):
         places = torch.cat(parts)
         some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
         facts = [answer["facts"] for _, answer in some]
-        finite, long = (torch.cat([fact[name] for fact in facts]) for name in ("finite", "long"))
+        finite, long, extra = (
+            torch.cat([fact[name] for fact in facts]) for name in ("finite", "long", "extra")
+        )
         stack = pytree.concatenate(
             [pytree.from_dict(ClientResult, answer["replies"]) for _, answer in some]
         )
         if bool((places[1:] < places[:-1]).any()):
             order = places.argsort()
-            finite, long, stack = finite[order], long[order], pytree.index(stack, order)
+            finite, long, extra = finite[order], long[order], extra[order]
+            stack = pytree.index(stack, order)
         why = {
             int(rows[int(k)]): text
             for rows, answer in some
             for k, text in answer["facts"]["reasons"].items()
         }
-        known = UpdateDiagnostics(finite, long, dict(sorted(why.items())))
+        known = UpdateDiagnostics(finite, long, extra, dict(sorted(why.items())))
         size, early = some[0][1]["bytes"], [answer.get("sums", {}) for answer in answers]
         return cls(
             torch.arange(len(places)),
@@ -518,11 +529,12 @@ class RemoteCohortResults(CohortResults):
         cuts: list[slice],
         taken: Tensor,
         weights: Tensor | Params,
+        factors: Tensor | None = None,
     ) -> State:
         """Add the sums of all chunks in their order."""
-        answers = (
-            self.chunk_sums if self.weights_known(taken, weights) else self._ask(taken, weights)
-        )
+        answers = self.chunk_sums
+        if not self.weights_known(taken, weights, factors):
+            answers = self._ask(taken, weights, factors)
         turn = [0] * len(answers)
         parts: list[State | None] = []
         for process in self.process_of_chunk:
@@ -530,13 +542,17 @@ class RemoteCohortResults(CohortResults):
             turn[process] += 1
         return chunking.add_chunk_sums(parts)
 
-    def _ask(self, taken: Tensor, weights: Tensor | Params) -> list[State]:
+    def _ask(
+        self, taken: Tensor, weights: Tensor | Params, factors: Tensor | None
+    ) -> list[State]:
         assert self.executor is not None
         places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
         calls = []
         for rows in self.rows_by_process:
             here = taken[rows]
-            calls.append(
-                {"do": "sums", "taken": here, "weights": pytree.index(weights, places[rows][here])}
-            )
+            own = places[rows][here]
+            call: State = {"do": "sums", "taken": here, "weights": pytree.index(weights, own)}
+            if factors is not None:
+                call["factors"] = factors[own]
+            calls.append(call)
         return [answer["sums"] for answer in self.executor.ask(calls)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +16,9 @@ from equipoise.clock.config import ClockConfig
 from equipoise.config import schedules
 from equipoise.core import (
     Blocks,
-    ClientResult,
     ClientState,
     ClientUpdate,
+    LocalHParams,
     Method,
     Params,
     SelectionPolicy,
@@ -30,14 +29,17 @@ from equipoise.core import (
     Task,
     TrainingConfig,
 )
+from equipoise.core.influence import UNBOUNDED, InfluenceBounds
+from equipoise.core.report_validation import hparam_violations
 from equipoise.data.federated_dataset import Ints
 from equipoise.records.rounds import Bytes, MeanMinMax, PrivacySpent, RoundRecord
 from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.simulation.aggregation_guard import (
-    MAX_NORM_RATIO,
-    MAX_NORM_RATIO_STATEFUL,
+    COMMON_START_BOUNDS,
+    STATEFUL_BOUNDS,
     Aggregation,
     AggregationOutcome,
+    UpdateDiagnostics,
     aggregate_with_fault_isolation,
     norm_outliers,
     rows_are_finite,
@@ -58,6 +60,7 @@ from equipoise.utils import pytree, rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import tree_bytes
 
+MIN_STEP_BUDGET = 1e-300  # avoids division by zero
 MAX_LISTED_CLIENTS = 1000  # cohorts up to this size have per-client decisions in the log
 
 
@@ -141,10 +144,16 @@ class _Validation(NamedTuple):
     Attributes:
         accepted: Mask `[R]` over the replies.
         rejected: Reason by row of a reply that arrived but must not be used.
+        guards: How many replies each guard left out, by its name.
+        diagnostics: Norms of the replies; None without a reply.
+        bounds: How far one client may move the model.
     """
 
     accepted: Tensor
     rejected: dict[int, str]
+    guards: dict[str, int]
+    diagnostics: UpdateDiagnostics | None
+    bounds: InfluenceBounds
 
 
 class FederatedSimulation:
@@ -225,7 +234,7 @@ class FederatedSimulation:
             validation = self._validate(current, message, exchange.replies)
 
             # Decision 3: the new global model.
-            outcome = self._aggregate(current, message, exchange.replies, validation.accepted)
+            outcome = self._aggregate(current, message, exchange.replies, validation)
 
             # Another process may evaluate the new model while this one commits the round.
             global_scores = self._start_global_evaluation(current, outcome)
@@ -395,35 +404,86 @@ class FederatedSimulation:
     def _validate(
         self, current: _CurrentRound, message: ServerMessage, replies: RoundReplies
     ) -> _Validation:
-        """Leave out replies that are late, not finite, out of range or far too large."""
+        """Leave out replies that are late, not finite, out of range or far too large.
+
+        Every bound follows from what the server configured, asked for and knew before the round,
+        and from the cohort as a whole; nothing that a client says widens its own.
+        """
         results = replies.results
         accepted = replies.arrived.clone()
         if results.stack is None:
-            return _Validation(accepted, {})
+            return _Validation(accepted, {}, {}, None, UNBOUNDED)
         diagnostics = results.diagnostics(current.method, message.params)
+        bounds = _influence_bounds(current.method, self.task, message)
+        asked = self._asked_hparams(current, replies, message)
+        guards: dict[str, int] = {}
+        rejected: dict[int, str] = {}
+
+        def leave_out(guard: str, reasons: dict[int, str]) -> None:
+            here = {row: reason for row, reason in reasons.items() if bool(accepted[row])}
+            accepted[list(here)] = False
+            rejected.update(here)
+            if here:
+                guards[guard] = len(here)
+
+        num_not_finite = int((accepted & ~diagnostics.is_finite).sum())
+        if num_not_finite:
+            guards["not finite"] = num_not_finite
         accepted &= diagnostics.is_finite
-        rejected = {
-            place: reason
-            for place, reason in diagnostics.violations.items()
-            if bool(replies.arrived[place])
-        }
-        accepted[list(rejected)] = False
+        leave_out("range", diagnostics.violations)
+        if results.stack.hparams is not None:
+            allowed = self._allowed_hparams(current, replies, asked, message.hparams is not None)
+            leave_out("rate or epochs", hparam_violations(results.stack.hparams, *allowed))
         ids = torch.from_numpy(replies.ids)
-        step_budget = self._step_budget(ids, results.stack, current.server.training)
-        max_ratio = _max_norm_ratio(current.method, self.task, message)
-        rejected |= norm_outliers(diagnostics.norms, step_budget, accepted, max_ratio)
-        accepted[list(rejected)] = False
-        return _Validation(accepted, rejected)
+        steps = self.task.num_steps(ids, asked.epochs, current.server.training).double()
+        budgets = (steps * asked.lr.double()).clamp(min=MIN_STEP_BUDGET)
+        leave_out("norm", norm_outliers(diagnostics.norms, budgets, accepted, bounds.norm_ratio))
+        return _Validation(accepted, rejected, guards, diagnostics, bounds)
 
-    def _step_budget(self, ids: Tensor, result: ClientResult, training: TrainingConfig) -> Tensor:
-        """Return steps times learning rate of each client, or its number of examples.
+    def _asked_hparams(
+        self, current: _CurrentRound, replies: RoundReplies, message: ServerMessage
+    ) -> LocalHParams:
+        """Return epochs and rate `[R]` that the server asked of each client that replied."""
+        count = len(replies.ids)
+        asked = message.hparams
+        if asked is not None and len(asked.lr) == replies.cohort_size:
+            return pytree.index(asked, replies.results.arrived)
+        training = current.server.training
+        return LocalHParams(
+            torch.full((count,), training.epochs, dtype=torch.int64),
+            torch.full((count,), training.lr, dtype=torch.float64),
+        )
 
-        Clients that do not report their hyper-parameters are compared by their examples.
+    def _allowed_hparams(
+        self,
+        current: _CurrentRound,
+        replies: RoundReplies,
+        asked: LocalHParams,
+        server_chose: bool,
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Return the least and the largest epochs and rate `[R]` that each client may have used.
+
+        A reply that is s rounds old was asked for with the schedule's values of that round.
         """
-        if result.hparams is None:
-            return self.task.num_examples(ids).double().clamp(min=1.0)
-        steps = self.task.num_steps(ids, result.hparams.epochs, training).double()
-        return (steps * result.hparams.lr.double()).clamp(min=1e-300)
+        server = current.server
+        lowest, highest = current.method.allowed_hparams(
+            asked, server.round, server.num_rounds, server_chose
+        )
+        if replies.staleness is None:
+            return lowest, highest
+        for age in range(1, int(replies.staleness.max()) + 1):
+            round = server.round - age
+            training = self.training.at(round, server.num_rounds)
+            earlier = LocalHParams(
+                torch.full_like(asked.epochs, training.epochs),
+                torch.full_like(asked.lr, training.lr),
+            )
+            low, high = self.method.at(round, server.num_rounds).allowed_hparams(
+                earlier, round, server.num_rounds, server_chose
+            )
+            lowest = pytree.map_leaves(torch.minimum, lowest, low)
+            highest = pytree.map_leaves(torch.maximum, highest, high)
+        return lowest, highest
 
     # ---------------------------------------------------------------- step 5: aggregate
 
@@ -432,13 +492,14 @@ class FederatedSimulation:
         current: _CurrentRound,
         message: ServerMessage,
         replies: RoundReplies,
-        accepted: Tensor,
+        validation: _Validation,
     ) -> AggregationOutcome:
         """Compute the new global model, or leave it as it is where too few replies are usable."""
         results = replies.results
+        accepted = validation.accepted
         min_replies = self.executor.min_replies
         num_accepted = int(accepted.sum())
-        if results.stack is not None and num_accepted >= max(1, min_replies):
+        if validation.diagnostics is not None and num_accepted >= max(1, min_replies):
             return aggregate_with_fault_isolation(
                 Aggregation(
                     current.method,
@@ -447,6 +508,8 @@ class FederatedSimulation:
                     results,
                     message.params,
                     self.executor.chunks(replies.cohort_size),
+                    validation.diagnostics,
+                    validation.bounds,
                 ),
                 accepted,
                 min_replies,
@@ -505,6 +568,12 @@ class FederatedSimulation:
         is_dropped = ~validation.accepted
         is_dropped[list(outcome.blamed)] = True
         is_dropped &= replies.arrived
+        guards = dict(validation.guards)
+        if outcome.blamed:
+            guards["fault"] = len(outcome.blamed)
+        shrunk = outcome.server.shrunk
+        if shrunk:
+            guards["influence"] = len(shrunk)
         return RoundRecord(
             round=outcome.server.round,
             clients=len(client_ids),
@@ -514,6 +583,8 @@ class FederatedSimulation:
             energy=replies.joules,
             dropped=replies.ids[is_dropped.numpy()].tolist(),
             rejected={int(replies.ids[place]): why for place, why in sorted(rejected.items())},
+            guards=guards,
+            shrunk=_least_factors(shrunk),
             absent=replies.absent,
             skipped=outcome.skipped,
             privacy=self._privacy_spent(client_ids, replies.results, outcome),
@@ -705,8 +776,14 @@ class FederatedSimulation:
         return self.executor.init_state(ids, self.initial_params, self.keeps_local)
 
 
-def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float:
-    """Return the largest allowed ratio of an update norm to nearly all others.
+def _least_factors(shrunk: dict[int, float]) -> dict[int, float]:
+    """Return the factors of the clients that lost most influence, as a log shows them."""
+    most = sorted(shrunk, key=lambda client: shrunk[client])[:MAX_LISTED_CLIENTS]
+    return {client: float(f"{shrunk[client]:.3g}") for client in sorted(most)}
+
+
+def _influence_bounds(method: Method, task: Task, message: ServerMessage) -> InfluenceBounds:
+    """Return how far one client may move the model.
 
     Norms compare best where all clients start from one model. Agents that start from models of
     their own move as far as their environments take them, so that they have no bound.
@@ -716,8 +793,8 @@ def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float
     if "receive" not in method.overridden_hooks and all(
         message.sent_blocks[block] is True for block in blocks
     ):
-        return MAX_NORM_RATIO
-    return MAX_NORM_RATIO_STATEFUL if isinstance(task, SupervisedTask) else math.inf
+        return COMMON_START_BOUNDS
+    return STATEFUL_BOUNDS if isinstance(task, SupervisedTask) else UNBOUNDED
 
 
 def _first_decile(values: Tensor) -> float:

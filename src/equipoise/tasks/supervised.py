@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -55,6 +57,8 @@ class ExamplesTask(PoisonableTask):
 
     preprocessor: Preprocessor | WindowTransform | None = None
     """Preprocessing that made the rows from raw tables or recordings."""
+    reported_sizes: Mapping[int, int] = MappingProxyType({})
+    """Numbers of training rows that clients claim, where these count instead of the true ones."""
     _padded_inputs: tuple[Tensor, Tensor] | None
 
     def __init__(
@@ -275,8 +279,16 @@ class ExamplesTask(PoisonableTask):
         return self.data.fingerprint()
 
     def num_examples(self, ids: Tensor) -> Tensor:
-        """Count the training rows of clients, `[K]`."""
-        return self.num_rows(ids, "train")
+        """Count the training rows of clients, `[K]`; as they reported them, if they did."""
+        counts = self.num_rows(ids, "train")
+        if not self.reported_sizes:
+            return counts
+        pairs = zip(ids.tolist(), counts.tolist(), strict=True)
+        return torch.tensor([self.reported_sizes.get(client, count) for client, count in pairs])
+
+    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Store the numbers of training rows that clients reported."""
+        self.reported_sizes = {**self.reported_sizes, **sizes}
 
     def num_rows(self, ids: Tensor, split: str) -> Tensor:
         """Count the rows of clients in a split, `[K]`."""

@@ -57,6 +57,13 @@ class DeadlineEpochs(MethodWrapper):
         epochs = torch.minimum(hparams.epochs, affordable.clamp(min=1))
         return LocalHParams(epochs, hparams.lr), state
 
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow fewer epochs than the inner method chooses, and at least one."""
+        lowest, highest = super().allowed_hparams(asked, round, num_rounds, server_chose)
+        return LocalHParams(lowest.epochs.clamp(max=1), lowest.lr), highest
+
     def affordable_epochs(self, client: Client, hparams: LocalHParams) -> Tensor:
         """Return the whole epochs that fit in the time left by download and upload.
 

@@ -222,7 +222,11 @@ class DifferentialPrivacy(MethodWrapper):
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """Return those of the inner method; noise is added to the mean of all uploads."""
-        return replace(self.inner.capabilities, aggregates_by_sum=False)
+        return replace(
+            self.inner.capabilities,
+            aggregates_by_sum=False,
+            bounds_influence=self.privacy.has_noise,
+        )
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]

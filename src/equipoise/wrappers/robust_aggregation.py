@@ -31,6 +31,7 @@ from equipoise.core import (
     TrainingConfig,
     weighted_mean,
 )
+from equipoise.core.influence import influence_factors, scale_weights
 from equipoise.core.task import SupervisedTask
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError, nearest
@@ -53,6 +54,10 @@ SHARE_RULES = ("krum", "multikrum", "trimmed")
 
 MIN_TRUST = 0.3
 """Clients with less trust than this are left out."""
+MIN_OBSERVED = 0.1
+"""Clients whose update of this round looks worse are left out of it, whatever they did before."""
+TRUST_DECAY = 0.7
+"""Weight of the trust before a round."""
 INITIAL_TRUST = 0.4
 """So near to MIN_TRUST that a client whose first update is hostile is left out at once."""
 PROBE_STEP = 0.2
@@ -115,7 +120,7 @@ class RobustAggregation(MethodWrapper):
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """Return those of the inner method; rules compare uploads with each other."""
-        return replace(self.inner.capabilities, aggregates_by_sum=False)
+        return replace(self.inner.capabilities, aggregates_by_sum=False, bounds_influence=True)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse rules that would break the inner method."""
@@ -159,6 +164,11 @@ class RobustAggregation(MethodWrapper):
         if self.rule == "trust":
             trust = (state["trust"][ids[kept]].double() - MIN_TRUST) / (1 - MIN_TRUST)
             weights = pytree.map_leaves(partial(cap_weights_by_trust, trust=trust), weights)
+        if self.rule not in CENTRE_RULES:
+            changes = {name: value - server.params[name] for name, value in robust.params.items()}
+            factors = influence_factors(weights, client_norms(changes), server.influence_ratio)
+            server.log_shrunk(ids[kept], factors)
+            weights = scale_weights(weights, factors)
         server.logged["kept"] = int(kept.sum())
         # `aggregate` needs the result of the rule; the state carries it there.
         return weights, {
@@ -203,10 +213,14 @@ class RobustAggregation(MethodWrapper):
 
         scaled = _scale_blocks(server.task, changes)
         if self.rule == "trust":
-            trust = self._next_trust(server, ids, changes, scaled)
+            observed, trust = self._next_trust(server, ids, changes, scaled)
             all_trust = server.state["trust"]
             all_trust = all_trust.index_copy(0, ids, trust.to(all_trust.dtype))
             kept = trust >= min(MIN_TRUST, float(trust.max()))
+            # Trust of earlier rounds does not excuse this one: a sleeper is left out at once.
+            is_plausible = observed >= MIN_OBSERVED
+            if bool((kept & is_plausible).any()):
+                kept = kept & is_plausible
             return kept, pytree.index(updates, kept), {**server.state, "trust": all_trust}
 
         num_byzantine = math.floor(self.value * len(ids))
@@ -245,12 +259,16 @@ class RobustAggregation(MethodWrapper):
             return coordinate_median(stack)
         return trimmed_mean(stack, self.value)
 
-    def _next_trust(self, server: Server, ids: Tensor, changes: Params, scaled: Params) -> Tensor:
-        """Return the trust `[K]` in these clients after this round."""
+    def _next_trust(
+        self, server: Server, ids: Tensor, changes: Params, scaled: Params
+    ) -> tuple[Tensor, Tensor]:
+        """Return this round's observation of these clients and the trust after it, `[K]` each."""
         gain = None
         if isinstance(server.task, SupervisedTask) and self.has_global(server.task):
             gain = self._probe_gain(server, changes)
-        return update_trust(scaled, gain, server.state["trust"][ids].double())
+        trust = server.state["trust"][ids].double()
+        observed = observe_updates(scaled, gain, trust)
+        return observed, _mix_trust(trust, observed)
 
     def _probe_gain(self, server: Server, changes: Params) -> Tensor:
         """Return by how much a small step along each update lowers the public loss, `[K]`.
@@ -405,8 +423,8 @@ def centered_clipping(stack: Params, max_norm: float | Tensor, steps: int = 3) -
     return centre
 
 
-def update_trust(stack: Params, gain: Tensor | None, trust: Tensor, decay: float = 0.7) -> Tensor:
-    """Update the trust in each client from how its update compares with the others'.
+def observe_updates(stack: Params, gain: Tensor | None, trust: Tensor) -> Tensor:
+    """Score how plausible each client's update is beside the others'.
 
     Three factors between 0 and 1 are multiplied: the distance to the geometric median (1 up to
     twice the median distance, 0 from four times on), the cosine to it (1 from half the median
@@ -418,10 +436,9 @@ def update_trust(stack: Params, gain: Tensor | None, trust: Tensor, decay: float
         gain: By how much a small step along each update lowers the server's loss, `[K]`, if known.
         trust: The trust before this round, `[K]` in [0, 1]; also the points' multiplicity in the
             geometric median.
-        decay: Weight of the trust before this round.
 
     Returns:
-        The new trust `[K]` in [0, 1].
+        Scores `[K]` in [0, 1].
     """
     gram = gram_matrix(stack)
     weights = geometric_median_weights(gram, trust)
@@ -436,7 +453,29 @@ def update_trust(stack: Params, gain: Tensor | None, trust: Tensor, decay: float
         observed = observed * (1 + gain / _median_size(gain) / 3).clamp(0, 1)
     nearest_other = squared_distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
     is_copy = nearest_other < TWIN_DISTANCE * gram.diagonal().sqrt()
-    return decay * trust + (1 - decay) * torch.where(is_copy, 0.0, observed)
+    return torch.where(is_copy, 0.0, observed)
+
+
+def update_trust(
+    stack: Params, gain: Tensor | None, trust: Tensor, decay: float = TRUST_DECAY
+) -> Tensor:
+    """Update the trust in each client by `observe_updates`.
+
+    Args:
+        stack: Updates `[K, ...]`.
+        gain: By how much a small step along each update lowers the server's loss, `[K]`, if known.
+        trust: The trust before this round, `[K]` in [0, 1].
+        decay: Weight of the trust before this round.
+
+    Returns:
+        The new trust `[K]` in [0, 1].
+    """
+    return _mix_trust(trust, observe_updates(stack, gain, trust), decay)
+
+
+def _mix_trust(trust: Tensor, observed: Tensor, decay: float = TRUST_DECAY) -> Tensor:
+    """Return the exponential moving average."""
+    return decay * trust + (1 - decay) * observed
 
 
 def cap_weights_by_trust(weights: Tensor, trust: Tensor) -> Tensor:

@@ -179,6 +179,21 @@ class Page(PageConfig):
             lr = self.variant.lr(chosen["eta"], lr, self.lr_min, self.lr_max)
         return LocalHParams(epochs, lr)
 
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow what actions in [-1, 1] can choose."""
+        if not self.client_actions:
+            return super().allowed_hparams(asked, round, num_rounds, server_chose)
+        return self._hparams_at(-1.0, asked), self._hparams_at(1.0, asked)
+
+    def _hparams_at(self, bound: float, asked: LocalHParams) -> LocalHParams:
+        """Return epochs and rate `[K]` if all actions are at one bound."""
+        action = torch.full((len(self.client_actions),), bound, dtype=torch.float64)
+        action = self.variant.stored_action(action, self.lr_min, self.lr_max)
+        limit = self.to_hparams(action, asked)
+        return LocalHParams(limit.epochs.expand_as(asked.epochs), limit.lr.expand_as(asked.lr))
+
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Step 4: upload w_i with its scores, and pay the client's agent.
 
