@@ -318,7 +318,7 @@ def test_unsound_combinations_are_refused_with_the_reason():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpolicy", "fedala"])
-def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
+def test_one_that_flips_its_change_tenfold_is_left_out_or_counts_less_by_default(name):
     """Also where clients start from models of their own, as soon as its own change is as long as
     others'.
     """
@@ -328,7 +328,8 @@ def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
         all_methods()[name](), task, task.training, schedule, with_attack(Stacked, "flip:0.05")
     )
     liar = int(hostile_clients(0, 12, 0.05)[0])
-    assert [simulation.run_round().dropped for _ in range(3)][1:] == [[liar]] * 2
+    for record in [simulation.run_round() for _ in range(3)][1:]:
+        assert record.dropped == [liar] or liar in record.shrunk
 
 
 @pytest.mark.parametrize("name", ["fedavg", "autopilot", "fedpolicy", "scaffold"])

@@ -11,7 +11,6 @@ from equipoise.flower.config import NodeConfig
 from equipoise.flower.doctor import run_checks
 from equipoise.flower.launch import PrintableFormatter
 from equipoise.flower.node import encode_error
-from equipoise.core.report_validation import believed_sizes
 from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.privacy.config import PrivacyConfig
@@ -53,13 +52,6 @@ def test_a_task_that_fails_with_a_row_in_its_words_tells_the_server_nothing_of_i
     log = federate(method, task, wire).run_round()
     assert "ValueError" in log.absent[1]
     assert "Alice" not in log.absent[1]
-
-
-def test_nobody_can_claim_all_the_weight(caplog):
-    assert believed_sizes({0: 100, 1: 120, 2: 1000}) == {0: 100, 1: 120, 2: 1000}
-    assert believed_sizes({0: 100, 1: 120, 2: 2**53 - 1}) == {0: 100, 1: 120, 2: 1200}
-    assert "client 2 says that it has" in caplog.text
-    assert believed_sizes({}) == {}
 
 
 def test_text_of_others_cannot_forge_a_line_of_the_log():

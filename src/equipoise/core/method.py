@@ -369,6 +369,13 @@ def merge_sent_blocks(client: Client) -> Params:
     return merged
 
 
+def hparams_like(asked: LocalHParams, epochs: int, lr: float) -> LocalHParams:
+    """Return the same epochs and rate for all clients, in the shape `[K]` of `asked`."""
+    return LocalHParams(
+        torch.full_like(asked.epochs, epochs), torch.full_like(asked.lr, lr, dtype=torch.float64)
+    )
+
+
 def equal_weights(ids: Tensor) -> Tensor:
     """Return 1 / K for each of K clients."""
     return torch.full((len(ids),), 1.0 / len(ids), dtype=torch.float64)

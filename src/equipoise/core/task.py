@@ -285,6 +285,17 @@ class Task(ABC):
             sizes: Number of training examples by client number.
         """
 
+    def claim_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Let clients claim other numbers of training examples, in a simulated attack.
+
+        Args:
+            sizes: Number of training examples by client number.
+
+        Raises:
+            UsageError: If the task does not weigh clients by examples.
+        """
+        raise UsageError(f"task '{self.name}' has no sizes to lie about: choose another attack")
+
     def init_data_state(self, ids: Tensor) -> State:
         """Create the initial data states of clients.
 

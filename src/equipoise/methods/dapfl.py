@@ -25,6 +25,7 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
+from equipoise.core.method import hparams_like
 from equipoise.methods.page import agents
 from equipoise.methods.page.config import absolute_epochs, absolute_lr
 from equipoise.rl import ddpg
@@ -97,13 +98,8 @@ class DapFL(Method):
         self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow 1 to `max_epochs` epochs and rates within the bounds."""
-        lowest = LocalHParams(
-            torch.ones_like(asked.epochs), torch.full_like(asked.lr, self.lr_min)
-        )
-        highest = LocalHParams(
-            torch.full_like(asked.epochs, self.max_epochs), torch.full_like(asked.lr, self.lr_max)
-        )
-        return lowest, highest
+        lowest = hparams_like(asked, 1, self.lr_min)
+        return lowest, hparams_like(asked, self.max_epochs, self.lr_max)
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Upload the model; pay the agent the gains in loss and in accuracy."""

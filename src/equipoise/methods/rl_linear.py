@@ -31,6 +31,7 @@ from equipoise.core import (
     merge_sent_blocks,
     option,
 )
+from equipoise.core.method import hparams_like
 from equipoise.environments.linear_task import LinearTask
 from equipoise.utils.errors import UsageError
 
@@ -103,8 +104,15 @@ class LinearRepresentation(Method):
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """Train theta for `local_steps` steps at rate alpha_t."""
-        alpha = self.alpha0 / self._decay(client.round) ** (2 / 3)
+        alpha = self._alpha(client.round)
         return _hparams(client, self.local_steps, alpha), client.state
+
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow what `configure_training` computes, and nothing else."""
+        exact = hparams_like(asked, self.local_steps, self._alpha(round))
+        return exact, exact
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Train theta with Phi frozen, then take one step on Phi at rate beta_t."""
@@ -117,6 +125,10 @@ class LinearRepresentation(Method):
             aux={"relative": torch.ones_like(client.id)} if self.relative else None,
         )
         return trained, client.state
+
+    def _alpha(self, round: int) -> float:
+        """Return the rate of theta."""
+        return float(self.alpha0 / self._decay(round) ** (2 / 3))
 
     def _decay(self, round: int) -> float:
         """Return 1 + t/t0, with t = 0 in round 1."""

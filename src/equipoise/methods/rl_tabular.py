@@ -33,6 +33,7 @@ from equipoise.core import (
     merge_sent_blocks,
     option,
 )
+from equipoise.core.method import hparams_like
 from equipoise.core.report_validation import COUNT
 from equipoise.environments.tabular_task import TabularTask
 from equipoise.utils import rng
@@ -97,6 +98,13 @@ class FederatedQ(TabularQ):
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """Train for tau steps at rate eta."""
         return _hparams(client, self.tau, self.eta), client.state
+
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow what `configure_training` computes, and nothing else."""
+        exact = hparams_like(asked, self.tau, self.eta)
+        return exact, exact
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
@@ -200,11 +208,20 @@ class FedDVRQ(TabularQ):
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """Set the number of samples of each pair."""
-        samples = self.batch
-        if self._starts_epoch(client.round):
-            epoch = (client.round - 1) // self.iterations
-            samples = self.reference_batch * REFERENCE_GROWTH**epoch
-        return _hparams(client, samples, self.eta), client.state
+        return _hparams(client, self._num_samples(client.round), self.eta), client.state
+
+    def allowed_hparams(
+        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+    ) -> tuple[LocalHParams, LocalHParams]:
+        """Allow what `configure_training` computes, and nothing else."""
+        exact = hparams_like(asked, self._num_samples(round), self.eta)
+        return exact, exact
+
+    def _num_samples(self, round: int) -> int:
+        """Return the samples of each pair; the first round of an epoch has more."""
+        if not self._starts_epoch(round):
+            return self.batch
+        return self.reference_batch * int(REFERENCE_GROWTH ** ((round - 1) // self.iterations))
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Estimate the target T^m and take one step of size eta towards it."""

@@ -52,6 +52,10 @@ class PrivacySpent:
     uploads: int
 
 
+INFLUENCE_GUARD = "influence"
+"""Name of the guard that lets clients count less; all others leave replies out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord(Evaluated):
     """One round. Entries that do not apply are None or empty, and absent in JSON.

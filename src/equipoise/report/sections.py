@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 
+from equipoise.records.rounds import INFLUENCE_GUARD, RoundRecord
 from equipoise.report import (
     client_figures,
     client_gains,
@@ -34,6 +36,7 @@ from equipoise.report.figures import Figure, MetricDisplay
 from equipoise.report.run_data import RunData, RunGroup
 
 MAX_LISTED_CLIENTS = 200  # clients of a table; of more, the worst and the best
+MAX_GUARDED_CLIENTS = 5  # clients that the table of guards names
 MAX_DECISION_GROUPS = 6  # groups whose decisions are drawn client by client
 
 
@@ -75,6 +78,7 @@ def report_sections(
     sections += [
         Section("decisions", "Decisions", _grid(decisions)),
         Section("resources", "Resources", _grid(resources)),
+        Section("guards", "Guards", _guard_blocks(groups)),
         Section("cost", _cost_title(groups), _grid(_cost_plots(plots, groups, display))),
         Section("equilibrium", "Equilibrium certificate", _certificate_blocks(groups)),
         Section("theory", "Coverage of the agents", _coverage_blocks(groups)),
@@ -328,6 +332,43 @@ def _cost_plots(plots: _PlotList, groups: Sequence[RunGroup], display: MetricDis
 
 
 # ------------------------------------------------------------------ further facts
+
+
+def _guard_blocks(groups: Sequence[RunGroup]) -> list[Block]:
+    """Show which guards against hostile or broken clients acted, and on whom."""
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            for guard in sorted({name for record in run.records for name in record.guards}):
+                acted = [record for record in run.records if guard in record.guards]
+                count = sum(record.guards[guard] for record in acted)
+                cells = [
+                    TableCell(f"{group.label} {run.folder.path.name}".strip()),
+                    TableCell(guard),
+                    TableCell(str(len(acted)), len(acted)),
+                    TableCell(str(count), count),
+                    TableCell(_guarded_clients(acted, guard)),
+                ]
+                rows.append(cells)
+    if not rows:
+        return []
+    about = (
+        "Replies that were left out of a round, by reason, and clients whose influence was "
+        "limited to that of nearly all others (guard influence)."
+    )
+    titles = ("run", "guard", "rounds", "replies", "clients most often")
+    return [
+        Paragraph(about, is_faint=True),
+        Table([TableColumn(title) for title in titles], rows),
+    ]
+
+
+def _guarded_clients(records: Sequence[RoundRecord], guard: str) -> str:
+    """Name the clients on which a guard acted most often."""
+    counts: Counter[int] = Counter()
+    for record in records:
+        counts.update(record.shrunk if guard == INFLUENCE_GUARD else record.dropped)
+    return ", ".join(str(client) for client, _ in counts.most_common(MAX_GUARDED_CLIENTS))
 
 
 def _certificate_blocks(groups: Sequence[RunGroup]) -> list[Block]:

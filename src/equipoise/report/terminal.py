@@ -213,6 +213,8 @@ class ProgressDisplay:
         self._first_round = done
         self._scores = ""
         self._bar: Progress | None = None
+        # Clients whose limited influence was shown already.
+        self._limited: set[int] = set()
 
     def __enter__(self) -> Self:
         if not self.quiet and self.console.is_terminal:
@@ -237,6 +239,14 @@ class ProgressDisplay:
         if record.dropped:
             reason = next(iter(record.rejected.values()), "not finite")
             _print_plain(self.console, f"round {t}: left out clients {record.dropped} ({reason})")
+        newly_limited = sorted(record.shrunk.keys() - self._limited)
+        if newly_limited:
+            self._limited.update(newly_limited)
+            _print_plain(
+                self.console,
+                f"round {t}: limited the influence of clients {newly_limited} (weight or change "
+                "far above the others')",
+            )
         if self._bar:
             self._bar.update(self._task, completed=t, scores=self._scores)
             return

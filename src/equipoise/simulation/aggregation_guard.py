@@ -30,10 +30,12 @@ from equipoise.utils.pytree import Params, State, index, leaves
 if TYPE_CHECKING:
     from equipoise.simulation.executors import CohortResults
 
-COMMON_START_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=1.5, crowd_ratio=1.0)
-"""Where all clients start from one model: honest clients are within 1.5 times the others."""
-STATEFUL_BOUNDS = InfluenceBounds(norm_ratio=8.0, influence_ratio=2.5, crowd_ratio=1.5)
+COMMON_START_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=3.0, crowd_ratio=1.0)
+"""Where all clients start from one model."""
+STATEFUL_BOUNDS = InfluenceBounds(norm_ratio=8.0, influence_ratio=5.0, crowd_ratio=1.5)
 """Where clients start from models of their own."""
+AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_ratio=torch.inf)
+"""For agents in environments: honest ones may differ by much more than models of data."""
 MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
 

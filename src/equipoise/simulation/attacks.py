@@ -201,7 +201,7 @@ class AttackedExecutor(Executor):
         claimed = dict(enumerate(self.task.num_examples(everybody).tolist()))
         for client in self.hostile.tolist():
             claimed[client] *= MAX_SIZE_RATIO
-        self.task.set_reported_sizes(believed_sizes(claimed))
+        self.task.claim_sizes(believed_sizes(claimed))
 
     def _false_hparams(self, result: ClientResult, lying: Tensor) -> LocalHParams | None:
         """Return what clients say of their training."""
@@ -217,7 +217,9 @@ class AttackedExecutor(Executor):
             lie = REPORT_ATTACKS[self.attack]
             ranges = self.method.report_ranges
             metrics = {
-                name: _replace_rows(value, lie(value, lying, ranges.get(name, DEFAULT_RANGE)), lying)
+                name: _replace_rows(
+                    value, lie(value, lying, ranges.get(name, DEFAULT_RANGE)), lying
+                )
                 for name, value in updates.metrics.items()
             }
             return replace(updates, metrics=metrics)

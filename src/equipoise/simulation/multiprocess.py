@@ -295,6 +295,8 @@ class MultiProcessExecutor(Executor):
         self.worker_speed = WorkerSpeed(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
         self._unfinished_sends: list[tuple[int, Any]] = []
+        # Whether processes sum by the expected weights before the server has seen the replies.
+        self.sums_early = True
 
     def chunks(self, clients: int) -> list[slice]:
         """Split a cohort as the inner executor does."""
@@ -335,7 +337,9 @@ class MultiProcessExecutor(Executor):
             for part in mine
         ]
         moves = self._plan_moves(ids.numpy(), rows)
-        weights = self.known_weights(self.method.at(round, self.rounds), ids)
+        weights = torch.empty(0)
+        if self.sums_early:
+            weights = self.known_weights(self.method.at(round, self.rounds), ids)
         calls = []
         for process, part in enumerate(rows):
             ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
@@ -534,6 +538,9 @@ class RemoteCohortResults(CohortResults):
         """Add the sums of all chunks in their order."""
         answers = self.chunk_sums
         if not self.weights_known(taken, weights, factors):
+            assert self.executor is not None
+            # A client whose weight is bounded once is likely to be so in every round.
+            self.executor.sums_early = False
             answers = self._ask(taken, weights, factors)
         turn = [0] * len(answers)
         parts: list[State | None] = []
@@ -542,9 +549,7 @@ class RemoteCohortResults(CohortResults):
             turn[process] += 1
         return chunking.add_chunk_sums(parts)
 
-    def _ask(
-        self, taken: Tensor, weights: Tensor | Params, factors: Tensor | None
-    ) -> list[State]:
+    def _ask(self, taken: Tensor, weights: Tensor | Params, factors: Tensor | None) -> list[State]:
         assert self.executor is not None
         places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
         calls = []

@@ -32,9 +32,16 @@ from equipoise.core import (
 from equipoise.core.influence import UNBOUNDED, InfluenceBounds
 from equipoise.core.report_validation import hparam_violations
 from equipoise.data.federated_dataset import Ints
-from equipoise.records.rounds import Bytes, MeanMinMax, PrivacySpent, RoundRecord
+from equipoise.records.rounds import (
+    INFLUENCE_GUARD,
+    Bytes,
+    MeanMinMax,
+    PrivacySpent,
+    RoundRecord,
+)
 from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.simulation.aggregation_guard import (
+    AGENT_BOUNDS,
     COMMON_START_BOUNDS,
     STATEFUL_BOUNDS,
     Aggregation,
@@ -573,7 +580,7 @@ class FederatedSimulation:
             guards["fault"] = len(outcome.blamed)
         shrunk = outcome.server.shrunk
         if shrunk:
-            guards["influence"] = len(shrunk)
+            guards[INFLUENCE_GUARD] = len(shrunk)
         return RoundRecord(
             round=outcome.server.round,
             clients=len(client_ids),
@@ -793,7 +800,7 @@ def _influence_bounds(method: Method, task: Task, message: ServerMessage) -> Inf
     if "receive" not in method.overridden_hooks and all(
         message.sent_blocks[block] is True for block in blocks
     ):
-        return COMMON_START_BOUNDS
+        return COMMON_START_BOUNDS if isinstance(task, SupervisedTask) else AGENT_BOUNDS
     return STATEFUL_BOUNDS if isinstance(task, SupervisedTask) else UNBOUNDED
 
 

@@ -170,6 +170,11 @@ class RemoteTablesTask(ExamplesTask):
         """
         super().__init__("remote-tables", MODELS[model](data.shape, data.classes), data, training)
         self.preprocessor = data.preprocessor
+        self.reported_sizes: dict[int, int] = {}
+
+    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Store the numbers of training examples that clients reported."""
+        self.reported_sizes.update(sizes)
 
     def num_examples(self, ids: Tensor) -> Tensor:
         """Count own rows at a client; return reported sizes (0 if unknown) at the server."""

@@ -57,8 +57,8 @@ class ExamplesTask(PoisonableTask):
 
     preprocessor: Preprocessor | WindowTransform | None = None
     """Preprocessing that made the rows from raw tables or recordings."""
-    reported_sizes: Mapping[int, int] = MappingProxyType({})
-    """Numbers of training rows that clients claim, where these count instead of the true ones."""
+    claimed_sizes: Mapping[int, int] = MappingProxyType({})
+    """Numbers of training rows that count instead of the true ones, in simulated attacks."""
     _padded_inputs: tuple[Tensor, Tensor] | None
 
     def __init__(
@@ -279,20 +279,20 @@ class ExamplesTask(PoisonableTask):
         return self.data.fingerprint()
 
     def num_examples(self, ids: Tensor) -> Tensor:
-        """Count the training rows of clients, `[K]`; as they reported them, if they did."""
+        """Count the training rows of clients, `[K]`, or what they claim in a simulated attack."""
         counts = self.num_rows(ids, "train")
-        if not self.reported_sizes:
+        if not self.claimed_sizes:
             return counts
         pairs = zip(ids.tolist(), counts.tolist(), strict=True)
-        return torch.tensor([self.reported_sizes.get(client, count) for client, count in pairs])
-
-    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Store the numbers of training rows that clients reported."""
-        self.reported_sizes = {**self.reported_sizes, **sizes}
+        return torch.tensor([self.claimed_sizes.get(client, count) for client, count in pairs])
 
     def num_rows(self, ids: Tensor, split: str) -> Tensor:
         """Count the rows of clients in a split, `[K]`."""
         return torch.from_numpy(self.data.sizes(_numpy(ids), split))
+
+    def claim_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Count these numbers of training rows instead of the true ones."""
+        self.claimed_sizes = dict(sizes)
 
     def num_server_rows(self, split: str) -> int:
         """Count the rows of a server split."""

@@ -1,0 +1,278 @@
+"""Bounds on one client's influence, by hand, and the attacks that got past the guards before."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equipoise.core import ClientUpdate, LocalHParams
+from equipoise.core.influence import (
+    MIN_CROWD,
+    InfluenceBounds,
+    influence_factors,
+    scale_weights,
+    shrink_changes,
+    shrink_factors,
+    shrink_update,
+)
+from equipoise.core.report_validation import believed_sizes, hparam_violations
+from equipoise.flower import codec
+from equipoise.methods import all_methods
+from equipoise.simulation.attacks import hostile_clients, with_attack
+from equipoise.simulation.executors import Loop, Stacked
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.robust_aggregation import with_robust_aggregation
+from flower.test_remote import Here, federate
+from helpers import largest_difference, simulate, small_task
+
+f64 = torch.float64
+
+
+def test_sizes_are_brought_down_to_a_multiple_of_the_trimmed_maximum():
+    """Of 2, 3, 1, 4, 12 the trimmed maximum (without the largest) is 4."""
+    sizes = torch.tensor([2.0, 3.0, 1.0, 4.0, 12.0], dtype=f64)
+    assert shrink_factors(sizes, 1.5).tolist() == [1, 1, 1, 1, 0.5]
+    assert shrink_factors(sizes, 3.0).tolist() == [1] * 5
+    assert shrink_factors(sizes, math.inf).tolist() == [1] * 5
+    assert shrink_factors(sizes[:4], 1.5).tolist() == [1] * 4  # too few to tell
+
+
+def test_clients_that_did_not_move_do_not_lower_the_bound():
+    sizes = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0], dtype=f64)
+    assert shrink_factors(sizes, 1.5).tolist() == pytest.approx([1] * 8 + [1 / 6])
+    assert shrink_factors(torch.zeros(9, dtype=f64), 1.5).tolist() == [1] * 9
+
+
+@pytest.mark.parametrize("largest", [1e308, math.inf])
+def test_hostile_sizes_count_nothing(largest):
+    sizes = torch.tensor([1.0] * 9 + [largest], dtype=f64)
+    factors = shrink_factors(sizes, 1.5)
+    assert factors[:9].tolist() == [1] * 9
+    assert 0 <= float(factors[9]) < 1e-300
+
+
+def test_influence_is_weight_times_norm():
+    """Equal weights 0.1: only the long change is bounded. A tenfold weight is bounded first."""
+    weights = torch.full((10,), 0.1, dtype=f64)
+    norms = torch.ones(10, dtype=f64)
+    norms[3] = 4.0
+    expected = [1.0] * 10
+    expected[3] = 0.25
+    assert influence_factors(weights, norms, 1.0).tolist() == pytest.approx(expected)
+    weights[3] = 1.0  # ten times as much
+    expected[3] = 1 / 40
+    assert influence_factors(weights, norms, 1.0).tolist() == pytest.approx(expected)
+    by_name = {"a": weights, "b": weights[:, None].expand(10, 2)}
+    assert influence_factors(by_name, norms, 1.0).tolist() == pytest.approx(expected)
+
+
+def test_what_a_client_loses_goes_to_all_in_proportion():
+    weights = torch.tensor([0.1, 0.1, 0.8], dtype=f64)
+    lowered = scale_weights(weights, torch.tensor([1.0, 1.0, 0.25], dtype=f64))
+    assert lowered.tolist() == pytest.approx([0.25, 0.25, 0.5])
+    assert scale_weights(weights, torch.ones(3)) is weights
+    by_name = scale_weights(
+        {"a": torch.tensor([[0.5, 0.0], [0.5, 0.0], [0.0, 1.0]], dtype=f64)},
+        torch.tensor([1.0, 1.0, 0.5], dtype=f64),
+    )
+    assert by_name["a"].tolist() == [[0.5, 0.0], [0.5, 0.0], [0.0, 1.0]]
+
+
+def test_shrunk_changes_by_hand_and_the_others_to_the_bit():
+    origin = {"w": torch.tensor([1.0, 1.0])}
+    params = {"w": torch.tensor([[3.0, 1.0], [0.1, 0.7]])}
+    shrunk = shrink_changes(params, origin, torch.tensor([0.5, 1.0], dtype=f64))
+    assert shrunk["w"][0].tolist() == [2.0, 1.0]
+    assert torch.equal(shrunk["w"][1], params["w"][1])
+    update = ClientUpdate(params, {"c": {"w": torch.tensor([[4.0, 2.0], [1.0, 1.0]])}, "n": 3})
+    both = shrink_update(update, origin, torch.tensor([0.5, 1.0], dtype=f64))
+    assert both.extra["c"]["w"].tolist() == [[2.0, 1.0], [1.0, 1.0]]
+    assert both.extra["n"] == 3
+    assert shrink_update(update, origin, torch.ones(2)) is update
+
+
+def test_a_crowd_has_a_tighter_bound():
+    bounds = InfluenceBounds(5.0, 1.5, 1.0)
+    assert bounds.influence_ratio_of(MIN_CROWD - 1) == 1.5
+    assert bounds.influence_ratio_of(MIN_CROWD) == 1.0
+
+
+def test_claimed_sizes_are_believed_up_to_ten_times_the_median():
+    assert believed_sizes({0: 100, 1: 120, 2: 10**300}) == {0: 100, 1: 120, 2: 1200}
+    assert believed_sizes({0: 100, 1: 120, 2: -5}) == {0: 100, 1: 120, 2: 0}
+    assert believed_sizes({}) == {}
+
+
+@pytest.mark.parametrize("rate", [1e12, math.inf, math.nan, -0.1, 0.11])
+def test_a_rate_that_nobody_asked_for_is_named(rate):
+    asked = LocalHParams(torch.tensor([2, 2]), torch.tensor([0.1, 0.1], dtype=f64))
+    used = LocalHParams(torch.tensor([2, 2]), torch.tensor([0.1, rate], dtype=f64))
+    assert list(hparam_violations(used, asked, asked)) == [1]
+    assert "learning rate" in hparam_violations(used, asked, asked)[1]
+
+
+def test_epochs_that_nobody_asked_for_are_named():
+    asked = LocalHParams(torch.tensor([2, 2]), torch.tensor([0.1, 0.1], dtype=f64))
+    used = replace(asked, epochs=torch.tensor([2**62, 2]))
+    assert hparam_violations(used, asked, asked) == {
+        0: "its epochs are 4611686018427387904: must lie in [2, 2]"
+    }
+    single = replace(asked, lr=torch.tensor([0.1, 0.1], dtype=torch.float32))
+    assert hparam_violations(single, asked, asked) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "page", "dapfl", "fedex", "autopilot", "fedhyper", "fedpolicy", "scaffold"]
+)
+def test_honest_rates_and_epochs_are_within_what_the_method_allows(name):
+    """Also where the client chooses: nobody is left out of an honest run."""
+    run = simulate(all_methods()[name](), small_task("mlp"), 4)
+    assert all(not log.dropped for log in run.logs)
+
+
+CHOOSING = [
+    name
+    for name, kind in sorted(all_methods().items())
+    if "configure_training" in kind._overridden_hooks
+]
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_whoever_lets_clients_choose_declares_the_range(name):
+    declares = [k for k in all_methods()[name].__mro__ if "allowed_hparams" in vars(k)]
+    assert declares[0].__name__ not in ("Method", "DelegatingMethod")
+
+
+# --- the attacks of the findings ------------------------------------------------------------------
+
+
+def attacked(name, attack, rule="", make=Stacked, rounds=6, clients=24):
+    """A run of 24 clients, one of whom is hostile, and its records."""
+    task = small_task("linear", clients=clients, size_sigma=0.0, samples=120)
+    method = with_robust_aggregation(all_methods()[name](), rule)
+    simulation = FederatedSimulation(
+        method,
+        task,
+        task.training,
+        RoundLoopConfig(rounds, 0, 1.0, "stacked", rounds, False),
+        with_attack(make, attack) if attack else make,
+    )
+    return simulation, [simulation.run_round() for _ in range(rounds)]
+
+
+def accuracy(records):
+    return records[-1].test.global_["acc"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "autopilot", "page", "scaffold"])
+@pytest.mark.parametrize("attack", ["under", "cap", "rate-lie", "size-lie", "sleeper"])
+def test_one_hostile_client_does_not_take_the_model(name, attack):
+    """Each of these took the model to chance before, or to a fraction."""
+    _, honest = attacked(name, "")
+    _, records = attacked(name, f"{attack}:0.04")
+    assert accuracy(records) > accuracy(honest) - 0.08
+
+
+def test_a_false_rate_is_left_out_by_name_and_the_guard_is_logged():
+    _, records = attacked("fedavg", "rate-lie:0.04")
+    liar = int(hostile_clients(0, 24, 0.04)[0])
+    for record in records:
+        assert record.dropped == [liar]
+        assert "learning rate is 1e+12" in record.rejected[liar]
+        assert record.guards["rate or epochs"] == 1
+
+
+def test_a_tenfold_size_counts_as_much_as_the_others():
+    _, records = attacked("fedavg", "size-lie:0.04")
+    liar = int(hostile_clients(0, 24, 0.04)[0])
+    for record in records:
+        assert record.shrunk[liar] < 0.1
+        assert record.guards["influence"] >= 1
+
+
+@pytest.mark.parametrize("name", ["fedavg", "autopilot"])
+def test_trust_keeps_no_credit_for_a_sleeper(name):
+    """Honest until the last round, then long: it is left out of that very round."""
+    honest, _ = attacked(name, "", "trust")
+    sleeper, records = attacked(name, "sleeper:0.04", "trust")
+    assert records[-1].logged["kept"] < 24
+    step = largest_difference(sleeper.params, honest.params)
+    assert step < 0.1
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedavgm"])
+def test_executors_agree_where_influence_is_bounded(name):
+    loop, _ = attacked(name, "under:0.04", make=Loop, rounds=3)
+    stacked, records = attacked(name, "under:0.04", make=Stacked, rounds=3)
+    assert largest_difference(loop.params, stacked.params) < 1e-9
+    assert any(record.shrunk for record in records)
+
+
+def test_scaffolds_control_variates_are_bounded_too():
+    """A false change of c_i moves c no further than the longest honest one does."""
+    task = small_task("linear", clients=8)
+    simulation = FederatedSimulation(
+        all_methods()["scaffold"](),
+        task,
+        task.training,
+        RoundLoopConfig(1, 0, 1.0, "stacked", 1, True),
+        lambda *about: _FalseControl(*about),
+    )
+    simulation.run_round()
+    norm = math.sqrt(sum(float(c.square().sum()) for c in simulation.server_state["c"].values()))
+    assert norm < 10
+
+
+class _FalseControl(Stacked):
+    def run_clients(self, *about):
+        results = super().run_clients(*about)
+        for value in results.stack.update.extra["c"].values():
+            value[2] = 1e5
+        return results
+
+
+def test_a_lie_in_the_rate_does_not_excuse_a_huge_model_over_the_wire(tmp_path):
+    """Over the real codec: N(0, 1000) with a rate of 1e12 was used before."""
+
+    def spoil(client, reply):
+        if client != 2:
+            return reply
+        tree, about = codec.decode(reply)
+        tree["hparams"]["lr"] = torch.full_like(tree["hparams"]["lr"], 1e12)
+        torch.manual_seed(0)
+        params = tree["update"]["params"]
+        for name, value in params.items():
+            params[name] = 1000 * torch.randn_like(value)
+        return codec.encode(tree, about)
+
+    method = all_methods()["fedavg"]()
+    task = small_task("mlp")
+    record = federate(method, task, Here(method, task, tmp_path, spoil)).run_round()
+    assert record.dropped == [2]
+    assert "learning rate" in record.rejected[2]
+
+
+def test_a_client_counts_with_the_size_that_it_reported_first(tmp_path, caplog):
+    method = all_methods()["fedavg"]()
+    task = small_task("mlp")
+    wire = Here(method, task, tmp_path)
+    sizes = [dict.fromkeys(range(6), 10), {**dict.fromkeys(range(6), 10), 4: 90}]
+    wire.present = lambda: sizes[min(1, len(wire.sent))]
+    simulation = federate(method, task, wire)
+    executor = simulation.executor
+    assert executor._believed_sizes(sizes[0])[4] == 10
+    assert executor._believed_sizes(sizes[1])[4] == 10
+    assert "counts with the 10 that it reported first" in caplog.text
+    assert executor._believed_sizes({**sizes[0], 7: 10**6})[7] == 100
+    assert "client 7 says that it has 1000000 samples" in caplog.text
+
+
+def test_a_task_without_sizes_refuses_to_lie_about_them():
+    from equipoise.experiment.runner import build_task
+    from equipoise.settings.run_settings import RunSettings
+
+    settings = RunSettings.from_options({"task": "two-state", "method": "fedsynq"})
+    with pytest.raises(UsageError, match="no sizes to lie about"):
+        build_task(settings).claim_sizes({0: 10})
