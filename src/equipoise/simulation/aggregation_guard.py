@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 COMMON_START_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=3.0, crowd_ratio=1.0)
 """Where all clients start from one model."""
-STATEFUL_BOUNDS = InfluenceBounds(norm_ratio=8.0, influence_ratio=5.0, crowd_ratio=1.5)
+STATEFUL_BOUNDS = InfluenceBounds(norm_ratio=8.0, influence_ratio=5.0, crowd_ratio=1.0)
 """Where clients start from models of their own."""
+OWN_RATE_BOUNDS = InfluenceBounds(norm_ratio=50.0, influence_ratio=10.0, crowd_ratio=1.0)
+"""Where clients choose epochs and rate themselves: one may train a hundred times as much."""
 AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_ratio=torch.inf)
 """For agents in environments: honest ones may differ by much more than models of data."""
 MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision

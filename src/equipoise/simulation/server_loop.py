@@ -43,6 +43,7 @@ from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.simulation.aggregation_guard import (
     AGENT_BOUNDS,
     COMMON_START_BOUNDS,
+    OWN_RATE_BOUNDS,
     STATEFUL_BOUNDS,
     Aggregation,
     AggregationOutcome,
@@ -421,8 +422,9 @@ class FederatedSimulation:
         if results.stack is None:
             return _Validation(accepted, {}, {}, None, UNBOUNDED)
         diagnostics = results.diagnostics(current.method, message.params)
-        bounds = _influence_bounds(current.method, self.task, message)
         asked = self._asked_hparams(current, replies, message)
+        allowed = self._allowed_hparams(current, replies, asked, message.hparams is not None)
+        bounds = _influence_bounds(current.method, self.task, message, allowed)
         guards: dict[str, int] = {}
         rejected: dict[int, str] = {}
 
@@ -439,7 +441,6 @@ class FederatedSimulation:
         accepted &= diagnostics.is_finite
         leave_out("range", diagnostics.violations)
         if results.stack.hparams is not None:
-            allowed = self._allowed_hparams(current, replies, asked, message.hparams is not None)
             leave_out("rate or epochs", hparam_violations(results.stack.hparams, *allowed))
         ids = torch.from_numpy(replies.ids)
         steps = self.task.num_steps(ids, asked.epochs, current.server.training).double()
@@ -789,12 +790,20 @@ def _least_factors(shrunk: dict[int, float]) -> dict[int, float]:
     return {client: float(f"{shrunk[client]:.3g}") for client in sorted(most)}
 
 
-def _influence_bounds(method: Method, task: Task, message: ServerMessage) -> InfluenceBounds:
+def _influence_bounds(
+    method: Method,
+    task: Task,
+    message: ServerMessage,
+    allowed: tuple[LocalHParams, LocalHParams],
+) -> InfluenceBounds:
     """Return how far one client may move the model.
 
     Norms compare best where all clients start from one model. Agents that start from models of
     their own move as far as their environments take them, so that they have no bound.
     """
+    lowest, highest = allowed
+    if isinstance(task, SupervisedTask) and bool((lowest.lr < highest.lr).any()):
+        return OWN_RATE_BOUNDS
     uploaded = set(method.shared_param_names(task))
     blocks = [block for block, names in task.blocks.items() if uploaded & set(names)]
     if "receive" not in method.overridden_hooks and all(
