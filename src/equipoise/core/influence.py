@@ -33,11 +33,14 @@ class InfluenceBounds(NamedTuple):
         influence_ratio: Bound on the aggregation weight, and on the norm times the weight.
         crowd_ratio: The same in cohorts of at least `MIN_CROWD` replies, whose trimmed maximum is
             a reliable measure.
+        weighs_norms: Whether norms compare, so that influence is weight times norm; else it is the
+            weight alone.
     """
 
     norm_ratio: float
     influence_ratio: float
     crowd_ratio: float
+    weighs_norms: bool = True
 
     def influence_ratio_of(self, replies: int) -> float:
         """Return the bound on influence in a cohort with this many replies."""

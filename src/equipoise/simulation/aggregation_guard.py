@@ -189,7 +189,8 @@ class Aggregation:
             updates = shrink_update(updates, self.sent_params, factors)
         weights, after.state = method.aggregation_weights(after, ids, updates)
         if not method.capabilities.bounds_influence:
-            bounded = influence_factors(weights, norms * factors, after.influence_ratio)
+            sizes = norms * factors if self.bounds.weighs_norms else torch.ones_like(norms)
+            bounded = influence_factors(weights, sizes, after.influence_ratio)
             after.log_shrunk(ids, bounded)
             if "partial_sums" in method.overridden_hooks:
                 # Other sums than the mean have no weights: what is summed is shrunk.

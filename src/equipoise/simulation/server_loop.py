@@ -809,8 +809,14 @@ def _influence_bounds(
     if "receive" not in method.overridden_hooks and all(
         message.sent_blocks[block] is True for block in blocks
     ):
-        return COMMON_START_BOUNDS if isinstance(task, SupervisedTask) else AGENT_BOUNDS
-    return STATEFUL_BOUNDS if isinstance(task, SupervisedTask) else UNBOUNDED
+        bounds = COMMON_START_BOUNDS if isinstance(task, SupervisedTask) else AGENT_BOUNDS
+    else:
+        bounds = STATEFUL_BOUNDS if isinstance(task, SupervisedTask) else UNBOUNDED
+    # Where a block stays at the clients, changes of the others depend on it.
+    keeps_block = any(
+        message.sent_blocks[block] is False for block, names in task.blocks.items() if names
+    )
+    return bounds._replace(weighs_norms=not keeps_block)
 
 
 def _first_decile(values: Tensor) -> float:
