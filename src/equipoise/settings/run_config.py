@@ -65,7 +65,7 @@ class RunConfig(Options):
     attack: str = option(
         "",
         "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics, "
-        "little, labels "
+        "little, under, cap, rate-lie, size-lie, sleeper, measurements, labels "
         "or backdoor",
     )
     holdout_clients: float = option(

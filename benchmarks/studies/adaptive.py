@@ -1,0 +1,132 @@
+"""Attacks that know the guards: one, ten and thirty of 100 hostile clients, defaults and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.lab.cell import percent, run
+from benchmarks.lab.tables import mean, spread, table
+
+SEEDS = (1, 2, 3)
+SHARES = (0.01, 0.1, 0.3)
+ATTACKS = (
+    "under",
+    "cap",
+    "rate-lie",
+    "size-lie",
+    "sleeper",
+    "measurements",
+    "labels",
+    "backdoor",
+)
+METHODS = ("fedavg", "autopilot", "page", "scaffold", "fedpolicy")
+RULES = ("none", "trust")
+SYNTHETIC = {
+    "task": "synthetic",
+    "executor": "stacked",
+    "clients": 100,
+    "rounds": 40,
+    "epochs": 1,
+    "eval_every": 40,
+    "threads": 1,
+}
+
+
+def options(method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | None:
+    """Return the options of a cell, or None where a method refuses a rule."""
+    if method == "scaffold" and rule == "trust":
+        return None
+    chosen: dict[str, Any] = {**SYNTHETIC, "method": method, "seed": seed}
+    if method == "fedpolicy":
+        chosen["model"] = "mlp"
+    if rule != "none":
+        chosen["robust"] = rule
+    if attack != "none":
+        chosen["attack"] = attack
+    return chosen
+
+
+def cells(results: Results) -> Iterable[Cell]:
+    """Yield one of 100 by default for all methods first, then larger shares and the rule."""
+    for seed in SEEDS:
+        one = ("none", *(f"{attack}:{SHARES[0]}" for attack in ATTACKS))
+        yield from grid(options, method=METHODS, rule=("none",), attack=one, seed=(seed,))
+    for share in SHARES[1:]:
+        for rule in ("trust", "none"):
+            many = ("none", *(f"{attack}:{share}" for attack in ATTACKS))
+            yield from grid(options, method=METHODS, rule=(rule,), attack=many, seed=SEEDS)
+
+
+def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Run a cell and return accuracy in %, replies left out, and the success of a backdoor."""
+    found = run(cell.options, folder).summary
+    result = {"global": percent(found["global"]), "left_out": found["dropped_updates"]}
+    if found.get("backdoor") is not None:
+        result["backdoor"] = round(100 * found["backdoor"], 2)
+    return result
+
+
+def _costs(results: Results, method: str, rule: str, attack: str) -> list[float]:
+    """Return points below the run of the same seed without rule and attack."""
+    here = results.where(method=method)
+    clean = {r["seed"]: r["global"] for r in here if (r["rule"], r["attack"]) == ("none", "none")}
+    return [
+        clean[r["seed"]] - r["global"]
+        for r in here
+        if r["rule"] == rule and r["attack"] == attack and r["seed"] in clean
+    ]
+
+
+def _cost_table(rule: str, share: float) -> Any:
+    """Return a table of points lost, methods by attacks."""
+
+    def made(results: Results) -> list[str]:
+        rows = []
+        for method in METHODS:
+            costs = [_costs(results, method, rule, f"{attack}:{share}") for attack in ATTACKS]
+            if any(costs):
+                clean = [
+                    r["global"]
+                    for r in results.where(method=method)
+                    if (r["rule"], r["attack"]) == (rule, "none")
+                ]
+                seeds = max(len(values) for values in costs)
+                rows.append([method, spread(clean), *map(spread, costs), seeds])
+        return table(["method", "nobody attacks, %", *ATTACKS, "seeds"], rows)
+
+    return made
+
+
+def summary(results: Results) -> list[str]:
+    """Return the largest mean cost over attacks on the model, by share."""
+    rows = []
+    for method in METHODS:
+        for share in SHARES:
+            for rule in RULES:
+                costs = {
+                    attack: mean(_costs(results, method, rule, f"{attack}:{share}"))
+                    for attack in ATTACKS
+                }
+                known = {attack: cost for attack, cost in costs.items() if cost is not None}
+                if known:
+                    worst = max(known, key=lambda attack, known=known: known[attack])  # type: ignore[misc]
+                    rows.append([method, share, rule, worst, f"{known[worst]:.1f}", len(known)])
+    return table(["method", "share", "rule", "worst attack", "points lost", "attacks run"], rows)
+
+
+STUDY = Study(
+    name="adaptive",
+    cells=cells,
+    measure=measure,
+    tables={
+        "summary": summary,
+        "one": _cost_table("none", 0.01),
+        "ten": _cost_table("none", 0.1),
+        "ten_trust": _cost_table("trust", 0.1),
+        "thirty": _cost_table("none", 0.3),
+        "thirty_trust": _cost_table("trust", 0.3),
+    },
+)
