@@ -15,16 +15,17 @@ from equipoise.core import Task, TrainingConfig, option
 from equipoise.data import tabular
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.time_series import federate_recordings, read_recordings
-from equipoise.models import MODELS
+from equipoise.models import MODELS, TREES
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.training.objectives import Objective, balanced_class_weights, objective_of
+from equipoise.trees.config import TreeOptions
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class TableLearningConfig(tabular.TableConfig):
+class TableLearningConfig(tabular.TableConfig, TreeOptions):
     """Options of learning from tables: the columns, and the loss of their target."""
 
     class_weights: str = option(
@@ -105,6 +106,8 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
         seed: Seed of the split of rows.
     """
     if config.path.suffix == ".npz":
+        if model == TREES:
+            raise UsageError("model trees is for tables, not for recordings: leave model out")
         recordings = read_recordings(config.path, config.client_column, config.target)
         windows = federate_recordings(recordings, config.window, config, split_generator(seed))
         task = ExamplesTask(
@@ -141,11 +144,18 @@ def task_from_tables(
     Returns:
         The task, with its preprocessor and the bytes that the preprocessing exchanged.
     """
-    federation = tabular.build_federation(tables, config, split_generator(seed))
-    module = MODELS[model](federation.data.shape, federation.data.classes)
-    task = ExamplesTask(
-        name, module, federation.data, training, objective=config.objective(federation.data)
-    )
+    federation = tabular.build_federation(tables, config, split_generator(seed), model == TREES)
+    objective = config.objective(federation.data)
+    if model == TREES:
+        from equipoise.tasks.trees import TreesTask
+
+        categories = federation.preprocessor.num_categories
+        task: ExamplesTask = TreesTask(
+            name, federation.data, training, config, categories, objective
+        )
+    else:
+        module = MODELS[model](federation.data.shape, federation.data.classes)
+        task = ExamplesTask(name, module, federation.data, training, objective=objective)
     task.preprocessor = federation.preprocessor
     task.bytes_before = (federation.upload_bytes, federation.download_bytes)
     return task
@@ -157,7 +167,7 @@ SPEC = TaskSpec(
     "or one file with a client column",
     config=TablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
-    models=("mlp", "linear", "cnn1d"),
+    models=("mlp", "linear", "cnn1d", TREES),
     build=build,
 )
 

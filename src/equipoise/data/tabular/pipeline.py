@@ -48,7 +48,7 @@ class TabularFederation:
 
 
 def build_federation(
-    tables: ClientTables, config: TableConfig, rng: np.random.Generator
+    tables: ClientTables, config: TableConfig, rng: np.random.Generator, for_trees: bool = False
 ) -> TabularFederation:
     """Split the rows of all clients, fit the preprocessor to training rows, and transform all.
 
@@ -56,6 +56,7 @@ def build_federation(
         tables: The raw tables of all clients, with the same columns.
         config: Options of tables.
         rng: Draws the splits.
+        for_trees: Whether the model is made of trees, see `Preprocessor`.
 
     Raises:
         UsageError: If tables cannot be used; all problems are listed.
@@ -78,6 +79,7 @@ def build_federation(
     # Fit the preprocessor to statistics of the training rows.
     train_rows = _train_rows(assignment, num_rows)
     preprocessor, upload_bytes = _fit(tables, train_rows, assignment, spec, config, raw_tables)
+    preprocessor = msgspec.structs.replace(preprocessor, for_trees=for_trees)
 
     x = np.concatenate(
         [preprocessor.transform(table, client) for client, table in tables.clients.items()]
