@@ -212,11 +212,15 @@ class FedTrees(Method):
                 _keep_trees(params, best_tree)
                 return state
         trees = Trees.from_params({name: value[None] for name, value in params.items()}).copy()
+        edges = params["edges"].numpy()
+        is_used = binning.used_bins(edges, task.num_categories)
+        whole = np.zeros((*sums["sums"].shape[:2], *is_used.shape, 3))
+        whole[:, :, is_used] = sums["sums"].numpy()
         num_split = split_level(
             trees.iteration(tree),
             level,
-            sums["sums"].numpy()[None],
-            params["edges"].numpy()[None],
+            whole[None],
+            edges[None],
             task.num_categories,
             _columns(server.seed, tree, len(task.num_categories), options.column_sample),
             options,

@@ -227,16 +227,18 @@ class TreesTask(ExamplesTask):
         level = int(progress[LEVEL])
         own = self.data.split(ids, "train")
         state = self._state("train", own)
+        edges = params["edges"][0].numpy()
         sums = state.histograms(
             _first(params),
             params["base"][0].numpy(),
             tree,
             level,
-            params["edges"][0].numpy(),
+            edges,
             (own.start, own.size),
             self._sample(ids, own, tree, seed),
         )
-        found = {"sums": torch.from_numpy(sums)}
+        is_used = binning.used_bins(edges, self.num_categories)
+        found = {"sums": torch.from_numpy(sums[:, :, :, is_used])}
         if level == 0:
             found["val"] = torch.from_numpy(self._val_sums(ids, params, tree))
         return found
@@ -411,7 +413,20 @@ class TreesTask(ExamplesTask):
             # Unused trees add 0.
             trees = Trees.from_params(params, prefix)
             last = trees.value.shape[1]
-            add_trees(x, own.start, own.size, models, zeros, last, *trees, margins)
+            add_trees(
+                x,
+                own.start,
+                own.size,
+                models,
+                zeros,
+                last,
+                trees.feature,
+                trees.threshold,
+                trees.missing_left,
+                trees.categories,
+                trees.value,
+                margins,
+            )
         return margins
 
     def _score_margins(self, own: Split, margins: Floats) -> Params:

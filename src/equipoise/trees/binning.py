@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.data.transforms import MISSING_INPUT
-from equipoise.trees.arrays import Floats, Floats32
+from equipoise.trees.arrays import Flags, Floats, Floats32, Ints
 
 NUM_CUTS = 1023
 """Cuts of a grid: they make 1024 cells."""
@@ -123,3 +123,25 @@ def _ends(cuts: Floats, counts: Floats, num_bins: int) -> list[float]:
             rows_left -= held
             held = 0.0
     return ends
+
+
+def used_bins(edges: Floats, num_categories: Ints) -> Flags:
+    """Return which bins can hold rows.
+
+    Args:
+        edges: Ends of bins `[F, B - 2]`.
+        num_categories: Categories of each feature `[F]`; 0 for numbers.
+
+    Returns:
+        A mask `[F, B]`; the last bin, of missing values, is always used.
+    """
+    num_features, num_ends = edges.shape
+    is_used = np.zeros((num_features, num_ends + 2), np.bool_)
+    is_used[:, -1] = True
+    for f in range(num_features):
+        count = int(num_categories[f])
+        if not count:
+            count = len(np.unique(edges[f]))
+            is_used[f, num_ends] = True  # values above all ends
+        is_used[f, :count] = True
+    return is_used

@@ -173,7 +173,18 @@ class BoostingState:
             zeros = np.zeros(len(todo), np.int64)
             first = self.applied[start[todo]]
             add_trees(
-                self.x, start[todo], size[todo], zeros, first, num_trees, *trees, self.margins
+                self.x,
+                start[todo],
+                size[todo],
+                zeros,
+                first,
+                num_trees,
+                trees.feature,
+                trees.threshold,
+                trees.missing_left,
+                trees.categories,
+                trees.value,
+                self.margins,
             )
             self.applied[start[todo]] = num_trees
         return self.margins
@@ -192,9 +203,19 @@ class BoostingState:
         size = size[near]
         zeros = np.zeros(len(near), np.int64)
         tree = trees.iteration(num_trees - 1)
-        splits = tuple(np.ascontiguousarray(array) for array in tree[:4])
+        splits = tree.contiguous()
         advance_nodes(
-            self.x, start, size, zeros, *splits, self.node_level[start], depth, self.nodes
+            self.x,
+            start,
+            size,
+            zeros,
+            splits.feature,
+            splits.threshold,
+            splits.missing_left,
+            splits.categories,
+            self.node_level[start],
+            depth,
+            self.nodes,
         )
         self.node_level[start] = depth
         value = np.ascontiguousarray(tree.value)
@@ -250,10 +271,20 @@ class BoostingState:
         is_other = (self.node_tree[start] != tree) | (self.node_level[start] > level)
         self.node_level[start[is_other]] = 0
         self.node_tree[start] = tree
-        splits = tuple(np.ascontiguousarray(array) for array in trees.iteration(tree)[:4])
+        splits = trees.iteration(tree).contiguous()
         zeros = np.zeros(len(start), np.int64)
         advance_nodes(
-            self.x, start, size, zeros, *splits, self.node_level[start], level, self.nodes
+            self.x,
+            start,
+            size,
+            zeros,
+            splits.feature,
+            splits.threshold,
+            splits.missing_left,
+            splits.categories,
+            self.node_level[start],
+            level,
+            self.nodes,
         )
         self.node_level[start] = level
         bins = self._binned(edges, start, size)
@@ -280,6 +311,11 @@ class BoostingState:
             )
             self._is_binned[start[k]] = True
         return self._bins
+
+
+def trees_of_one_iteration(grown: Trees) -> Trees:
+    """Return an iteration `[G, C, ...]` as ensembles of one tree `[G, 1, C, ...]`."""
+    return grown.map(lambda array: array[:, None]).contiguous()
 
 
 def _copy_rows(to: Floats, source: Floats, start: Ints, size: Ints) -> None:
@@ -355,9 +391,21 @@ def boost(
         sampled = sample_rows(tree)
         allowed = np.ones(num_features, np.bool_) if may_split is None else may_split(tree)
         for level in range(options.tree_depth):
-            splits = tuple(np.ascontiguousarray(array) for array in grown[:4])
+            splits = grown.contiguous()
             before = np.full(len(model), max(level - 1, 0))
-            advance_nodes(train.x, train.start, train.size, model, *splits, before, level, nodes)
+            advance_nodes(
+                train.x,
+                train.start,
+                train.size,
+                model,
+                splits.feature,
+                splits.threshold,
+                splits.missing_left,
+                splits.categories,
+                before,
+                level,
+                nodes,
+            )
             shape = (len(model), len(margins), 2**level, num_features, options.tree_bins + 1, 3)
             own = np.zeros(shape)
             sum_histograms(
@@ -378,9 +426,22 @@ def boost(
             split_level(grown, level, sums, edges, num_categories, allowed, options)
         for rows, their_margins in ((train, margins), (val, val_margins)):
             if rows is not None and their_margins is not None:
-                whole = tuple(np.ascontiguousarray(array)[:, None] for array in grown)
+                whole = trees_of_one_iteration(grown)
                 zeros = np.zeros(len(model), np.int64)
-                add_trees(rows.x, rows.start, rows.size, model, zeros, 1, *whole, their_margins)
+                add_trees(
+                    rows.x,
+                    rows.start,
+                    rows.size,
+                    model,
+                    zeros,
+                    1,
+                    whole.feature,
+                    whole.threshold,
+                    whole.missing_left,
+                    whole.categories,
+                    whole.value,
+                    their_margins,
+                )
         losses.add(tree + 1, val_margins)
     return BoostedTrees(trees, losses.loss, losses.gain, losses.gain_error)
 

@@ -6,10 +6,12 @@ names begin with `own_`). Unused trees have no splits and the value 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise.trees.arrays import CATEGORY_BITS, Floats, Floats32, Ints
@@ -67,28 +69,41 @@ class Trees(NamedTuple):
     @property
     def depth(self) -> int:
         """Splits from the root to the deepest leaf."""
-        return (self.feature.shape[3] + 1).bit_length() - 1
+        return int(self.feature.shape[3] + 1).bit_length() - 1
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """All arrays, in the order of `TREE_NAMES`."""
+        return [self.feature, self.threshold, self.missing_left, self.categories, self.value]
+
+    def map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Trees:
+        """Return the results of a function of each array."""
+        return Trees(*map(function, self.arrays))
 
     def iteration(self, tree: int) -> Trees:
         """Return views of one iteration, without the axis T."""
-        return Trees(*(array[:, tree] for array in self))
+        return self.map(lambda array: array[:, tree])
+
+    def contiguous(self) -> Trees:
+        """Return arrays that kernels can read fast; they are copied only if they are views."""
+        return self.map(np.ascontiguousarray)
 
     def copy(self) -> Trees:
         """Return copies of all arrays."""
-        return Trees(*(array.copy() for array in self))
+        return self.map(np.copy)
 
     def params(self, prefix: str = "") -> Params:
         """Return the arrays as tensors `[G, ...]` by name."""
         return {
             prefix + name: torch.from_numpy(array)
-            for name, array in zip(TREE_NAMES, self, strict=True)
+            for name, array in zip(TREE_NAMES, self.arrays, strict=True)
         }
 
     def has_prefix(self, other: Trees, num_trees: int) -> bool:
         """Return whether the first trees equal those of other arrays."""
         return all(
             np.array_equal(mine[:, :num_trees], theirs[:, :num_trees])
-            for mine, theirs in zip(self, other, strict=True)
+            for mine, theirs in zip(self.arrays, other.arrays, strict=True)
         )
 
     def cleared_after(self, num_trees: Ints) -> Trees:
@@ -96,7 +111,7 @@ class Trees(NamedTuple):
         trees = self.copy()
         for model, count in enumerate(num_trees.tolist()):
             trees.feature[model, count:] = -1.0
-            for array in trees[1:]:
+            for array in trees.arrays[1:]:
                 array[model, count:] = 0.0
         return trees
 
@@ -145,13 +160,25 @@ def margins_of(params: Params, x: Floats32) -> Floats:
 
     stack = {name: value.detach()[None] for name, value in params.items()}
     margins = np.repeat(stack["base"].numpy()[0][:, None], len(x), axis=1)
-    everything = np.array([0]), np.array([len(x)]), np.array([0])
     for prefix, count in (
         ("", float(stack["progress"][0, TREE])),
         (OWN, float(stack[f"{OWN}count"][0, 0])),
     ):
         trees = Trees.from_params(stack, prefix)
-        add_trees(np.ascontiguousarray(x), *everything, np.array([0]), int(count), *trees, margins)
+        add_trees(
+            np.ascontiguousarray(x),
+            np.array([0]),
+            np.array([len(x)]),
+            np.array([0]),
+            np.array([0]),
+            int(count),
+            trees.feature,
+            trees.threshold,
+            trees.missing_left,
+            trees.categories,
+            trees.value,
+            margins,
+        )
     return margins
 
 

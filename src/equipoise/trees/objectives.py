@@ -78,7 +78,7 @@ class ClassificationBoosting(BoostingObjective):
         weighted = (sums + 1.0 / self.num_classes) * self.class_weights
         logs = np.log(np.maximum(weighted, QUANTUM) / weighted.sum())
         if self.num_margins == 1:
-            return logs[1:] - logs[:1]
+            return np.asarray(logs[1:] - logs[:1])
         return np.asarray(logs)
 
     def gradients(
@@ -147,7 +147,7 @@ class RegressionBoosting(BoostingObjective):
     def losses(self, y: Targets, margins: Floats, start: Ints, size: Ints) -> Floats:
         """Return the squared or the absolute error, in standard deviations."""
         residual = margins[0] - self._standardised(y)
-        return np.abs(residual) if self.absolute else residual**2
+        return np.asarray(np.abs(residual) if self.absolute else residual**2)
 
     def outputs(self, margins: Floats) -> Floats:
         """Return the standardised predictions."""

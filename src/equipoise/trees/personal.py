@@ -14,8 +14,10 @@ from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import Trees, category_words
 from equipoise.trees.objectives import BoostingObjective
 
-CONFIDENCE = 1.64
-"""Standard errors by which validation must improve: one-sided 95 %."""
+CONFIDENCE = 3.0
+"""Standard errors by which validation must improve, since the best of many numbers is chosen."""
+MIN_VAL_ROWS = 50
+"""Clients with fewer validation rows keep the common model: their errors say too little."""
 SHRINKAGE_FACTORS = (1.0, 0.3)
 """Own trees are tried with these factors of the shrinkage."""
 
@@ -100,7 +102,8 @@ def own_trees(
             for k in range(size):
                 bound = grown.gain[k] - CONFIDENCE * grown.gain_error[k]
                 wanted = asked if asked >= 0 else int(bound.argmax())
-                if asked < 0 and bound[wanted] <= best[first + k]:
+                is_too_small = own.val is not None and own.val.size[k] < MIN_VAL_ROWS
+                if asked < 0 and (is_too_small or bound[wanted] <= best[first + k]):
                     continue
                 best[first + k] = bound[wanted]
                 num_trees[first + k] = wanted
@@ -110,10 +113,10 @@ def own_trees(
 
 def _take(chosen: Trees, place: int, grown: BoostedTrees, model: int, wanted: int) -> None:
     """Copy the first trees of a model; the others stay empty."""
-    for to, source in zip(chosen, grown.trees, strict=True):
+    for to, source in zip(chosen.arrays, grown.trees.arrays, strict=True):
         to[place, :wanted] = source[model, :wanted]
     chosen.feature[place, wanted:] = -1.0
-    for array in chosen[1:]:
+    for array in chosen.arrays[1:]:
         array[place, wanted:] = 0.0
 
 
@@ -142,7 +145,7 @@ def common_edges(rows: Rows, num_bins: int) -> Floats:
 
 def _counts(x: list[Floats32], grid: Floats) -> Floats:
     """Return the counts in the cells of a grid over all clients."""
-    return np.sum([binning.count_cells(part, grid) for part in x], axis=0)
+    return np.asarray(sum(binning.count_cells(part, grid) for part in x))
 
 
 def local_ensembles(
@@ -196,5 +199,7 @@ def local_ensembles(
         if rows.val is not None and options.tree_patience:
             num_trees[here] = grown.loss.argmin(1)
         parts.append(grown.trees)
-    trees = Trees(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    trees = Trees(
+        *(np.concatenate(arrays) for arrays in zip(*(part.arrays for part in parts), strict=True))
+    )
     return trees.cleared_after(num_trees), base, edges, num_trees
