@@ -256,7 +256,7 @@ class CheckedFolder:
         if not is_listed:
             return f"'{path}' is not in '{MANIFEST_FILE}': it was not written by this run"
         return (
-            f"'{path}' was damaged or edited: its checksum does not match {MANIFEST_FILE}; "
+            f"'{path}' is damaged or was edited: its checksum does not match {MANIFEST_FILE}; "
             "restore it, or begin a new run"
         )
 

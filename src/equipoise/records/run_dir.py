@@ -298,7 +298,7 @@ class Folder(CheckedFolder):
         """
         text, _, checksum = line.rpartition(CHECKSUM_KEY)
         if checksum != _line_end(text):
-            raise UsageError(f"'{self.rounds}' was damaged or edited in line {number}")
+            raise UsageError(f"'{self.rounds}' is damaged or was edited in line {number}")
         record = codec.loads(RoundRecord, text + b"}", self.rounds)
         if record.round != number:
             raise UsageError(f"'{self.rounds}' was edited: line {number} is round {record.round}")
@@ -319,7 +319,7 @@ def log_line(record: RoundRecord) -> bytes:
 
 def _line_end(text: bytes) -> bytes:
     """Return the end of a line of the log, after the key of its checksum."""
-    return b"%d}\n" % zlib.crc32(text)
+    return b'"%08x"}\n' % zlib.crc32(text)
 
 
 def summary_text(summary: Summary) -> str:
