@@ -27,7 +27,7 @@ from equipoise.methods import all_methods
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import io as checkpoint
+from equipoise.utils import serialization as checkpoint
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.differential_privacy import NormalSampler, seeded_normal
 from helpers import largest_difference, simulate, small_task, timeless
