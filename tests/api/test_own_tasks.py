@@ -162,7 +162,7 @@ def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
     shares = run.predict(new, client="va", probabilities=True)
     assert shares.shape == (2, 2)
     assert shares.sum(1) == pytest.approx(1)
-    age = built(run.task).preprocessor.encoders[
+    age = built(run.task).preparation.preprocessor.encoders[
         0
     ]  # standardised by hand: mean and scale of the training rows
     x = np.array([[(80 - age.mean) / age.scale, 1], [(20 - age.mean) / age.scale, 0]], np.float32)

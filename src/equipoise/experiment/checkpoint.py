@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from equipoise.clock.devices import DEVICE_POPULATIONS, load_device_classes
-from equipoise.core import Task
+from equipoise.core import ExperimentTask
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation
@@ -116,7 +116,7 @@ class Checkpoint:
         """Prepare checkpoints of a simulation in the folder of its run."""
         self._file = folder.checkpoint
         self._simulation = simulation
-        self._shards = ShardedRows(folder.checkpoint.parent, simulation.task.num_clients)
+        self._shards = ShardedRows(folder.checkpoint.parent, simulation.task.info.num_clients)
 
     def save(self, best: State, about: dict[str, object]) -> None:
         """Save the simulation.
@@ -165,7 +165,7 @@ class Checkpoint:
         return best, about
 
 
-def write_inputs(folder: Folder, settings: RunSettings, task: Task) -> None:
+def write_inputs(folder: Folder, settings: RunSettings, task: ExperimentTask) -> None:
     """Write what a resumed run is compared with: preprocessing, data fingerprint, device table.
 
     They are written before the config, whose presence makes the folder a run.
@@ -178,7 +178,7 @@ def write_inputs(folder: Folder, settings: RunSettings, task: Task) -> None:
     devices = settings.timing.devices
     table = "" if devices in DEVICE_POPULATIONS else Path(devices).read_text(encoding="utf-8-sig")
     texts = {
-        folder.preparation: task.preprocessing_json(),
+        folder.preparation: task.preparation.to_json(),
         folder.fingerprint: task.fingerprint(),
         folder.devices: table,
     }
@@ -187,7 +187,7 @@ def write_inputs(folder: Folder, settings: RunSettings, task: Task) -> None:
             write_text(file, text)
 
 
-def check_unchanged(folder: Folder, settings: RunSettings, task: Task) -> None:
+def check_unchanged(folder: Folder, settings: RunSettings, task: ExperimentTask) -> None:
     """Check that data and devices are those that the run began with.
 
     Args:

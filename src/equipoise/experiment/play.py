@@ -38,7 +38,7 @@ def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
     task = build_task(settings_in(folder.config))
     if not isinstance(task, DeepRLTask):
         raise UsageError(
-            f"'{path}' is a run of task '{task.name}', which has no deep agents: nothing to play"
+            f"'{path}' is a run of task '{task.info.name}', which has no deep agents: nothing to play"
         )
     file = folder.models / "personal.safetensors"
     if not file.is_file():

@@ -11,7 +11,15 @@ from functools import cached_property
 import torch
 
 from equipoise import __version__
-from equipoise.core import Blocks, ClientState, ClientUpdate, Params, ServerMessage, State, Task
+from equipoise.core import (
+    Blocks,
+    ClientState,
+    ClientUpdate,
+    ExperimentTask,
+    Params,
+    ServerMessage,
+    State,
+)
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
 from equipoise.experiment.runner import build_task
@@ -47,7 +55,7 @@ class Node:
         self,
         given: Mapping[str, object],
         config: NodeConfig,
-        task: Task | None = None,
+        task: ExperimentTask | None = None,
         draw: NormalSampler = secret_normal,
     ) -> None:
         """Set up the client.
@@ -68,7 +76,7 @@ class Node:
         self.raw = raw_table_config(self.settings)
         if task is not None:
             self.task = task
-        clients = self.raw.clients if self.raw else self.task.num_clients
+        clients = self.raw.clients if self.raw else self.task.info.num_clients
         if config.client >= clients:
             raise UsageError(
                 f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
@@ -88,7 +96,7 @@ class Node:
         )
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> ExperimentTask:
         """The task; with raw tables, it can be built once their preprocessing is known."""
         return build_task(self.settings)
 
@@ -198,7 +206,7 @@ class Node:
                     ),
                     0,
                 )
-            down = decode_message(tree, about, initial, self.task.blocks)
+            down = decode_message(tree, about, initial, self.task.info.blocks)
             splits = () if s.privacy.has_noise else _splits(about)
             reply = strip_unprotected(
                 self.method, client.run_client(round, splits, self.id, down, held)
