@@ -27,7 +27,7 @@ from equipoise.methods import all_methods
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import serialization
+from equipoise.utils import serialization as checkpoint
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.differential_privacy import NormalSampler, seeded_normal
 from helpers import largest_difference, simulate, small_task, timeless
@@ -308,7 +308,7 @@ def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> 
 
 
 def _state_of(folder: Path, client: int, round: int) -> Any:
-    return serialization.load(
+    return checkpoint.load(
         folder / f"{client}" / "test" / f"client-{client}" / f"round-{round}.safetensors"
     )[0]["state"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.methods import all_methods
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import io as checkpoint
+from equipoise.utils import serialization as checkpoint
 from helpers import largest_difference, simulate, small_task, timeless
 
 OTHERS = ("dapfl", "autopilot")  # see tests/resume/test_control.py

@@ -11,6 +11,7 @@ from equipoise.cli.parser import Parser, Values
 from equipoise.config.parsing import parse
 from equipoise.experiment.compare import suitable
 from equipoise.methods import all_methods, find_method
+from equipoise.records.run_dir import read_options_file
 from equipoise.settings.option_registry import (
     Option,
     OptionTable,
@@ -19,7 +20,6 @@ from equipoise.settings.option_registry import (
     resolve_names,
 )
 from equipoise.tasks import find_task
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 GROUP_TITLES = {
@@ -82,7 +82,7 @@ def early_options(arguments: Sequence[str]) -> Values:
     for name in ("--method", "--task", "--config"):
         parser.add_argument(name)
     values, _ = parser.parse_known_args(arguments)
-    given = read_config(Path(values.config)) if values.config else {}
+    given = read_options_file(Path(values.config)) if values.config else {}
     for name, default in (("method", "fedavg"), ("task", "synthetic")):
         value = getattr(values, name) or given.get(name, default)
         if not isinstance(value, str):
