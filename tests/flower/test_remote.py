@@ -54,6 +54,7 @@ class Here:
         draw: NormalSampler = seeded_normal,
         most_epsilon: float | None = None,
         more: Mapping[str, Any] = MappingProxyType({}),
+        max_clients: int | None = None,
     ) -> None:
         options = {
             f"method.{item.name}": getattr(method, item.name) for item in dataclasses.fields(method)
@@ -67,7 +68,12 @@ class Here:
         }
         given |= {**dataclasses.asdict(privacy), **more}
         self.nodes = [
-            Node(given, NodeConfig(client, folder / f"{client}", "", most_epsilon), task, draw)
+            Node(
+                given,
+                NodeConfig(client, folder / f"{client}", "", most_epsilon, max_clients=max_clients),
+                task,
+                draw,
+            )
             for client in range(task.info.num_clients)
         ]
         self.away: set[int] = set()
@@ -87,12 +93,15 @@ class Here:
 
 
 def federate(
-    method: Method, task: Task, wire: Here, participation: float = 1.0, min_replies: int = 1
+    method: Method,
+    task: Task,
+    wire: Here,
+    participation: float = 1.0,
+    min_replies: int = 1,
+    run: str = "test",
 ) -> FederatedSimulation:
     def make(*about: Any) -> RemoteExecutor:
-        return RemoteExecutor(
-            *about, wire=wire, run="test", time_limit=1.0, min_replies=min_replies
-        )
+        return RemoteExecutor(*about, wire=wire, run=run, time_limit=1.0, min_replies=min_replies)
 
     return FederatedSimulation(
         method,

@@ -329,7 +329,15 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(
         OFFERED["fedavg"],
     )
     policy = SecureAggregation(with_differential_privacy(method, privacy, seeded_normal))
-    wire = Here(method, task, tmp_path, privacy=privacy, most_epsilon=1e6, more={"secure": True})
+    wire = Here(
+        method,
+        task,
+        tmp_path,
+        privacy=privacy,
+        most_epsilon=1e6,
+        more={"secure": True},
+        max_clients=task.info.num_clients,
+    )
     remote = federate(policy, task, wire)
     logs = [remote.run_round() for _ in range(ROUNDS)]
     assert not any(log.absent for log in logs)

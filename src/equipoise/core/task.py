@@ -341,6 +341,8 @@ class Preparation(NamedTuple):
     """Bytes that all clients sent to agree on it."""
     download_bytes: int = 0
     """Bytes that all clients received."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the rows before training."""
 
     def to_json(self) -> str:
         """Return the preprocessing as JSON for the model folder; empty without any."""

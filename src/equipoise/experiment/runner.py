@@ -357,13 +357,14 @@ class RunSession:
         self.make_executor = make_executor or plan.make
         make = make_executor or with_attack(self.make_executor, run.attack)
         make = (lambda *_: multiprocess) if multiprocess else make
+        self.accountant = self._accountant()
         self.simulation = FederatedSimulation(
             settings.wrapped_method,
             task,
             settings.training,
             config,
             make,
-            self._privacy_ledger(),
+            self.accountant,
             settings.timing if self.is_simulation else None,
             memory_budget,
             settings.client_selection,
@@ -375,7 +376,7 @@ class RunSession:
         """Best validation score and its round."""
         self.best_params: Params = {}
 
-    def _privacy_ledger(self) -> GaussianAccountant | None:
+    def _accountant(self) -> GaussianAccountant | None:
         """Return the accountant of a private run.
 
         Sampling amplifies privacy only in a simulation: remote clients know the seed, and hence
@@ -418,6 +419,9 @@ class RunSession:
             Interrupted: If the user asked to stop; a checkpoint was saved.
         """
         self.log = RoundLog(self.folder, self.records)
+        if self.accountant is not None:
+            for request in self.simulation.executor.lost_requests(self.simulation.rounds_done):
+                self.accountant.count_lost(request)
         with threads(self.plan.threads), interruptible() as stop_requested:
             while not self._is_finished():
                 record = self._run_round()

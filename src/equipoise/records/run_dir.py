@@ -7,6 +7,7 @@ manifest of the run (:mod:`equipoise.records.manifest`).
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,6 +238,7 @@ class Folder(CheckedFolder):
         number = next((client for client, name in names.items() if name == wanted), None)
         if number is not None:
             return number
+        self._refuse_pooled_client(wanted)
         if not wanted.isdecimal():
             known = (
                 f": it has {', '.join(list(names.values())[:MAX_LISTED_CLIENTS])}"
@@ -247,6 +249,24 @@ class Folder(CheckedFolder):
                 f"'{self.path}' has no client '{wanted}'{nearest(wanted, names.values())}{known}"
             )
         return int(wanted)
+
+    def _refuse_pooled_client(self, wanted: str) -> None:
+        """Say which model serves a client that was too small for one of its own."""
+        if not self.preparation.exists():
+            return
+        served_by = dict(json.loads(self.preparation.read_text()).get("served_by", ()))
+        if wanted not in served_by:
+            return
+        pool = served_by[wanted]
+        if pool:
+            raise UsageError(
+                f"client '{wanted}' has no model of its own, because it had few rows: "
+                f"the model of '{pool}' was trained on its rows and serves it"
+            )
+        raise UsageError(
+            f"client '{wanted}' was left out of training, because it had few rows: "
+            "only the global model may serve it"
+        )
 
     # ------------------------------------------------------------------ rounds
 

@@ -31,6 +31,7 @@ from equipoise.core import (
     TrainingConfig,
 )
 from equipoise.core.method import weights_by_num_examples
+from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation import chunking, vmap_primitives
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
@@ -202,6 +203,10 @@ class Executor(ABC):
     def final_scores(self, ids: Ints) -> Mapping[int, ClientFinalScores]:
         """What these clients say of the models that they keep, where that is not known here."""
         return {}
+
+    def lost_requests(self, rounds_done: int) -> list[LostRequest]:
+        """Return the requests of later rounds that were sent before this process started."""
+        return []
 
     def run_client(
         self,

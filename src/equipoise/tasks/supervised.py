@@ -283,6 +283,10 @@ class ExamplesTask(SupervisedTask):
         """Tell whether the data has a split."""
         return self.data.has_split(split)
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the user should know about the data before training."""
+        return self.preparation.notes
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the data."""
         return self.data.fingerprint()

@@ -150,7 +150,10 @@ def task_from_tables(
         training,
         objective=config.objective(federation.data),
         preparation=Preparation(
-            federation.preprocessor, federation.upload_bytes, federation.download_bytes
+            federation.preprocessor,
+            federation.upload_bytes,
+            federation.download_bytes,
+            federation.notes,
         ),
     )
 

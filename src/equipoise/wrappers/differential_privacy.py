@@ -167,6 +167,8 @@ class DifferentialPrivacy(MethodWrapper):
         """Return w + clip(w_i - w, C) + N(0, (sigma C)^2), and whether the update was within C.
 
         w is the model as it was sent. Without noise, an update within C is uploaded to the bit.
+        Under noise, an update that is not finite counts as zero: a client that reported a failure
+        would tell one bit about its data without noise.
         """
         if not params:
             return params, torch.tensor(True)
@@ -181,6 +183,7 @@ class DifferentialPrivacy(MethodWrapper):
             clipped = sent[name].double() + change[name] * (clip / norm)
             result = torch.where(is_within, value.double(), clipped)
             if self.privacy.has_noise:
+                result = torch.where(norm.isfinite(), result, sent[name].double())
                 result = result + noise_std * self.draw(client, value.shape, number)
             private[name] = result.to(value.dtype)
         return private, is_within
