@@ -102,9 +102,9 @@ def _option_schema(option: Option) -> Schema:
     }
     if rule.choices:
         schema["enum"] = list(rule.choices)
-    about = {"description": rule.help}
+    about: Schema = {"description": rule.help}
     default = to_config_value(option.default)
-    if isinstance(default, str | int | float | bool) and abs_is_finite(default):
+    if isinstance(default, str | int | float | bool) and _is_json_value(default):
         about["default"] = default
     if option.kind.allows_schedule:
         schedule = {"type": "string", "pattern": r"^\w+\(.*\)$"}
@@ -112,6 +112,6 @@ def _option_schema(option: Option) -> Schema:
     return schema | about
 
 
-def abs_is_finite(value: str | float) -> bool:
+def _is_json_value(value: str | float) -> bool:
     """Return whether JSON can hold a value: texts and finite numbers."""
     return isinstance(value, str) or value - value == 0
