@@ -76,7 +76,7 @@ def simulation(task, method=None, executor="stacked", participation=1.0, keep=Tr
     method = method or FedTrees()
     rounds = method.num_rounds(1, task.tree_options)
     schedule = RoundLoopConfig(rounds, 0, participation, executor, 4, keep)
-    return FederatedSimulation(method, task, task.training, schedule)
+    return FederatedSimulation(method, task, task.info.training, schedule)
 
 
 def run(simulated: FederatedSimulation):
@@ -93,7 +93,7 @@ def test_the_federated_ensemble_is_the_pooled_one(kind):
     simulated = simulation(task)
     run(simulated)
     params = simulated.params
-    own = task.data.split(np.arange(task.num_clients), "train")
+    own = task.data.split(np.arange(task.info.num_clients), "train")
     everybody = np.array([0]), np.array([len(own.x)])
     if kind == "survival":  # risk sets are those of clients, in one place as well
         everybody = own.start, own.size
@@ -185,13 +185,13 @@ def test_early_stopping_drops_trees_after_the_best():
 def test_local_boosting_uses_own_rows_alone():
     task = make_task()
     schedule = RoundLoopConfig(2, 0, 1.0, "stacked", 1, True)
-    simulated = FederatedSimulation(Local(), task, task.training, schedule)
+    simulated = FederatedSimulation(Local(), task, task.info.training, schedule)
     simulated.run_round()
     once = {name: value.clone() for name, value in simulated.store.local_params.items()}
     simulated.run_round()
     assert largest_difference(once, dict(simulated.store.local_params)) == 0
     alone = make_task().subset(np.array([2]))
-    other = FederatedSimulation(Local(), alone, task.training, schedule)
+    other = FederatedSimulation(Local(), alone, task.info.training, schedule)
     other.run_round()
     for name, value in other.store.local_params.items():
         assert torch.equal(value[0], once[name][2]), name

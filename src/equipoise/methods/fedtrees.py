@@ -139,9 +139,9 @@ class FedTrees(Method):
         """Draw one cohort per tree; everybody grows own trees."""
         progress = server.params["progress"]
         if int(progress[STAGE]) >= interface.OWN_TREES:
-            return torch.arange(server.task.num_clients), server.state
+            return torch.arange(server.task.info.num_clients), server.state
         tree = int(progress[TREE]) + 1
-        ids = rng.cohort(server.seed, tree, server.task.num_clients, server.participation)
+        ids = rng.cohort(server.seed, tree, server.task.info.num_clients, server.participation)
         return torch.from_numpy(ids), server.state
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:

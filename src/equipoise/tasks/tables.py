@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, Preparation, TrainingConfig, option
 from equipoise.data import tabular
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.time_series import federate_recordings, read_recordings
@@ -96,7 +96,7 @@ class TablesConfig(TableLearningConfig):
         return Path(self.data).expanduser()
 
 
-def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     """Build the task from files.
 
     Args:
@@ -110,15 +110,15 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
             raise UsageError("model trees is for tables, not for recordings: leave model out")
         recordings = read_recordings(config.path, config.client_column, config.target)
         windows = federate_recordings(recordings, config.window, config, split_generator(seed))
-        task = ExamplesTask(
+        return ExamplesTask(
             "tables",
             MODELS[model](windows.data.shape, windows.data.classes),
             windows.data,
             training,
+            preparation=Preparation(
+                windows.preprocessor, windows.upload_bytes, windows.download_bytes
+            ),
         )
-        task.preprocessor = windows.preprocessor
-        task.bytes_before = (windows.upload_bytes, windows.download_bytes)
-        return task
     tables = tabular.read_tables(config.path, config.client_column, config)
     return task_from_tables("tables", tables, config, model, training, seed)
 
@@ -145,20 +145,21 @@ def task_from_tables(
         The task, with its preprocessor and the bytes that the preprocessing exchanged.
     """
     federation = tabular.build_federation(tables, config, split_generator(seed), model == TREES)
-    objective = config.objective(federation.data)
+    data = federation.data
+    objective = config.objective(data)
+    preparation = Preparation(
+        federation.preprocessor,
+        federation.upload_bytes,
+        federation.download_bytes,
+        federation.notes,
+    )
     if model == TREES:
         from equipoise.tasks.trees import TreesTask
 
         categories = federation.preprocessor.num_categories
-        task: ExamplesTask = TreesTask(
-            name, federation.data, training, config, categories, objective
-        )
-    else:
-        module = MODELS[model](federation.data.shape, federation.data.classes)
-        task = ExamplesTask(name, module, federation.data, training, objective=objective)
-    task.preprocessor = federation.preprocessor
-    task.bytes_before = (federation.upload_bytes, federation.download_bytes)
-    return task
+        return TreesTask(name, data, training, config, categories, objective, preparation)
+    module = MODELS[model](data.shape, data.classes)
+    return ExamplesTask(name, module, data, training, objective=objective, preparation=preparation)
 
 
 SPEC = TaskSpec(

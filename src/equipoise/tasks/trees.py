@@ -8,15 +8,23 @@ was away, computes it again with the same bits.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import LocalTrainRequest, Method, Params, RngContext, State, TrainingConfig
+from equipoise.core import (
+    LocalTrainRequest,
+    Method,
+    Params,
+    Preparation,
+    RngContext,
+    State,
+    TrainingConfig,
+)
 from equipoise.data.federated_dataset import ClientData, Split
-from equipoise.tasks.supervised import ExamplesTask
+from equipoise.tasks.supervised import UNPREPARED, ExamplesTask
 from equipoise.training.objectives import (
     ClassificationObjective,
     Objective,
@@ -55,8 +63,6 @@ from equipoise.utils.errors import UsageError
 class TreesTask(ExamplesTask):
     """Gradient boosting on the rows of every client."""
 
-    learner_kind: ClassVar[str] = interface.LEARNER_KIND
-
     def __init__(
         self,
         name: str,
@@ -65,6 +71,7 @@ class TreesTask(ExamplesTask):
         options: TreeOptions,
         num_categories: tuple[int, ...] = (),
         objective: Objective | None = None,
+        preparation: Preparation = UNPREPARED,
     ) -> None:
         """Create the task.
 
@@ -75,6 +82,7 @@ class TreesTask(ExamplesTask):
             options: Options of boosting.
             num_categories: Categories of each input, 0 for numbers; empty for numbers alone.
             objective: Loss and metrics. Defaults to the objective of the target.
+            preparation: How the rows were made from raw ones.
 
         Raises:
             UsageError: If a column has more categories than bins.
@@ -88,7 +96,9 @@ class TreesTask(ExamplesTask):
                 f"{self.num_categories.max()} categories: it must be at least as large"
             )
         self.boosting = boosting_objective(objective or objective_of(data.target))
-        super().__init__(name, nn.Identity(), data, training, objective=objective)
+        super().__init__(
+            name, nn.Identity(), data, training, objective=objective, preparation=preparation
+        )
 
     def _set_network(self, module: nn.Module, blocks: str) -> None:
         """Set the ensemble; the module that is given stands for it."""
@@ -101,12 +111,14 @@ class TreesTask(ExamplesTask):
             words,
         )
         self.module = TreeEnsemble(self.data.classes, empty)
-        self.blocks = {"backbone": COMMON_NAMES, "head": OWN_NAMES}
+        self.info = replace(
+            self.info,
+            blocks={"backbone": COMMON_NAMES, "head": OWN_NAMES},
+            learner_kind=interface.LEARNER_KIND,
+        )
         self.linear = None
-        self.stackable = True
         self.convolutional = False
         self.deep = False
-        self.executor_depends_on_model = False
         self._is_sequence_model = False
         self._padded_inputs = None
         self._row_bytes = 0
@@ -136,7 +148,9 @@ class TreesTask(ExamplesTask):
         Raises:
             UsageError: If the method neither grows trees nor trains every client alone.
         """
-        if method.capabilities.learner_kind != self.learner_kind and method.shared_blocks(self):
+        if method.capabilities.learner_kind != interface.LEARNER_KIND and method.shared_blocks(
+            self
+        ):
             raise UsageError(
                 f"{method.name} averages networks, and trees cannot be averaged: choose fedtrees, "
                 "or local for trees of each client alone"

@@ -52,7 +52,7 @@ def require_trees(method: Method, task: Task) -> TreeTask:
     """
     if not isinstance(task, TreeTask):
         raise UsageError(
-            f"{method.name} grows trees, and the model of task '{task.name}' has none: "
+            f"{method.name} grows trees, and the model of task '{task.info.name}' has none: "
             "choose --task tables --model trees"
         )
     return task
