@@ -92,7 +92,9 @@ def _ordered_pairs(
     rank_sum = float(ranks[inverse][is_class].sum())
     ordered = rank_sum - num_class * (num_class + 1) / 2
     num_pairs = float(num_class * (len(is_class) - num_class))
-    if is_text:  # rates without the row itself are lower for rows of the class, if texts say nothing
+    if (
+        is_text
+    ):  # rates without the row itself are lower for rows of the class, if texts say nothing
         ordered = max(ordered, num_pairs / 2)
     return Association(name, label, (ordered, num_pairs))
 
