@@ -166,6 +166,7 @@ SPEC = TaskSpec(
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear", "cnn1d"),
     build=build,
+    patience=25,
 )
 
 
