@@ -25,6 +25,7 @@ from equipoise.data.tabular.diagnostics import Diagnostic, raise_problems
 from equipoise.data.tabular.exchange import FittedColumns, compute_statistics, fit_columns
 from equipoise.data.tabular.io import SERVER
 from equipoise.data.tabular.preprocessing import Preprocessor, fit_client_scale
+from equipoise.data.tabular.sanity import check_duplicates
 from equipoise.data.tabular.statistics import ClientStatistics
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, parse_target
@@ -107,7 +108,13 @@ def prepare_tables(
             assignment = _assign(tables, config, rng)
     messages, upload_bytes = _compute_messages(tables, spec, assignment, config)
     fitted = fit_columns(messages, spec, config)
-    return PreparedTables(tables, fitted, assignment, (*found, *fitted.diagnostics), upload_bytes)
+    found += fitted.diagnostics
+    if assignment is not None and spec is not None:
+        names = [*(encoder.name for encoder in fitted.encoders), *spec.columns]
+        splits = assignment.splits
+        owners = list(tables.clients.values())
+        found += check_duplicates(owners, names, splits["train"].rows, splits["test"].rows)
+    return PreparedTables(tables, fitted, assignment, tuple(found), upload_bytes)
 
 
 def build_federation(
@@ -195,12 +202,12 @@ def _compute_messages(
         if server is None:
             pooled = concat_tables(list(tables.clients.values()))
             server = pooled.take(np.sort(assignment.server_holdout))
-        return [compute_statistics(SERVER, server, spec)], 0
+        return [compute_statistics(SERVER, server, spec, config)], 0
     train_rows: Sequence[Ints | None] = [None] * len(tables.clients)
     if assignment is not None:
         train_rows = _train_rows(tables, assignment)
     messages = [
-        compute_statistics(client, table, spec, rows)
+        compute_statistics(client, table, spec, config, rows)
         for (client, table), rows in zip(tables.clients.items(), train_rows, strict=True)
     ]
     return messages, sum(len(to_json(message).encode()) for message in messages)
