@@ -129,18 +129,18 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     """Scores of each client, rounds, seconds and bytes."""
     head = FILES[cell.axes["data"]]["metric"]
     if cell.axes["method"] == POOLED:
-        names, scores = gathered_scores(POOLED, cell.options)
+        clients, scores = gathered_scores(POOLED, cell.options)
         values = [score[head] for score in scores]
-        return {"personal": dict(zip(names, map(_number, values), strict=True))}
+        return {"personal": dict(zip(clients, map(_number, values), strict=True))}
     done = run(cell.options, folder)
-    clients = Folder(folder).read_table(Folder(folder).clients)
+    scored = Folder(folder).read_table(Folder(folder).clients)
     names = Folder(folder).read_names()
     found: dict[str, Any] = {}
     for side in ("received", "personal"):
-        column = clients[f"{side}_{head}"]
+        column = scored[f"{side}_{head}"]
         found[side] = {
             names.get(int(k), str(int(k))): _number(v)
-            for k, v in zip(clients["client"], column, strict=True)
+            for k, v in zip(scored["client"], column, strict=True)
         }
     num_bytes = done.summary["bytes"]
     found["rounds"] = len(done.logs)
