@@ -395,8 +395,10 @@ class LogFollower:
     def poll(self) -> None:
         """Read the complete lines that are new. A file that shrank was rewritten by a resume."""
         folder = self._folder
-        path = folder.path / folder.rounds.name
-        size = path.stat().st_size if folder.rounds.exists() and path.exists() else 0
+        if not folder.rounds.exists():
+            return
+        path = folder.verify(folder.rounds.name)
+        size = path.stat().st_size
         if size < self._offset:
             self.records = []
             self._offset = 0
