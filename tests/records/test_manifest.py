@@ -26,7 +26,7 @@ def test_the_manifest_has_size_and_digest_of_each_file_and_of_itself(tmp_path):
     assert len(tree["sha256"]) == 64
     tree["files"]["a.txt"] = [[4, ABC]]
     (tmp_path / MANIFEST_FILE).write_text(json.dumps(tree))
-    with pytest.raises(UsageError, match="manifest.json' is damaged or was edited"):
+    with pytest.raises(UsageError, match=r"manifest.json' is damaged or was edited"):
         CheckedFolder(tmp_path).file("a.txt").read_text()
 
 
@@ -66,8 +66,6 @@ def test_a_file_that_the_manifest_does_not_name_does_not_exist(tmp_path):
 def test_a_checked_file_is_no_path(tmp_path):
     folder = CheckedFolder(tmp_path)
     folder.write({"a.txt": "abc"})
-    with pytest.raises(TypeError):
-        open(folder.file("a.txt"))  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         Path(folder.file("a.txt"))  # type: ignore[arg-type]
 

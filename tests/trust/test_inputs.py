@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from equipoise.cli import main
@@ -62,7 +63,7 @@ def test_a_run_that_cannot_fit_is_refused_with_the_figure(options, words, tmp_pa
 def test_the_estimate_of_batch_plans_is_that_of_their_arrays(monkeypatch):
     """6 clients, 2 epochs: three copies of int64 orders [6, 2, rows of the largest client]."""
     task = small_task()
-    sizes = task.data.sizes(__import__("numpy").arange(6), "train")
+    sizes = task.data.sizes(np.arange(6), "train")
     needed = 3 * 8 * 6 * 2 * int(sizes.max())
     settings = RunSettings.from_options({"epochs": 2, "clients": 6})
     monkeypatch.setattr(memory, "available_memory", lambda: needed)
@@ -103,7 +104,7 @@ from equipoise.methods.fedavg import FedAvg
 @dataclass(frozen=True)
 class Mine(FedAvg):
     name = "mine"
-    def aggregation_weights(self, server, ids, updates):
+    def configure_training(self, client):
         return undefined_name
 """
 
@@ -113,7 +114,7 @@ def test_an_error_in_the_users_own_method_names_file_and_line(tmp_path, capsys):
     file.write_text(OWN)
     command = ["run", "--method", f"{file}:Mine", "--out", str(tmp_path / "r"), *SMALL]
     error = one_line(command, capsys, code=1)
-    assert f"{file}:9 in aggregation_weights: NameError: " in error
+    assert f"{file}:9 in configure_training: NameError: " in error
     file.write_text("def broken(:\n")
     assert f"{file}:1: SyntaxError" in one_line(command, capsys, code=1)
 
