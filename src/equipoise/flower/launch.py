@@ -222,7 +222,7 @@ def simulate_app(app: Path) -> int:
         )
     if deployment.nodes:
         raise UsageError("nodes is for deployments: virtual nodes have no keys")
-    clients = build_task(settings).num_clients
+    clients = build_task(settings).info.num_clients
     os.environ.update(SIMULATION_ENVIRONMENT)
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp

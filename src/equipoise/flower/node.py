@@ -16,10 +16,10 @@ from equipoise.core import (
     ClientResult,
     ClientState,
     ClientUpdate,
+    ExperimentTask,
     Params,
     ServerMessage,
     State,
-    Task,
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
@@ -57,7 +57,7 @@ class Node:
         self,
         given: Mapping[str, object],
         config: NodeConfig,
-        task: Task | None = None,
+        task: ExperimentTask | None = None,
         draw: NormalSampler = secret_normal,
     ) -> None:
         """Set up the client.
@@ -78,7 +78,7 @@ class Node:
         self.raw = raw_table_config(self.settings)
         if task is not None:
             self.task = task
-        clients = self.raw.clients if self.raw else self.task.num_clients
+        clients = self.raw.clients if self.raw else self.task.info.num_clients
         if config.client >= clients:
             raise UsageError(
                 f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
@@ -97,7 +97,7 @@ class Node:
         )
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> ExperimentTask:
         """The task; with raw tables, it can be built once their preprocessing is known."""
         return build_task(self.settings)
 
@@ -228,7 +228,7 @@ class Node:
                     self.method, self.task, self.id.reshape(1), initial, keeps_local=True
                 )
                 before = index(states, 0)
-            message = decode_message(tree, about, initial, self.task.blocks)
+            message = decode_message(tree, about, initial, self.task.info.blocks)
             splits = () if settings.privacy.has_noise else _splits(about)
             result = executor.run_client(round, splits, self.id, message, before)
         after = result.client_state

@@ -30,6 +30,7 @@ from equipoise.flower.secagg import SecureAggregationRound, SecureCohortResults
 from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import CohortResults, Executor, init_client_states
+from equipoise.tasks.remote_tables import RemoteTablesTask
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
 from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
 from equipoise.wrappers.secure_aggregation import WORDS, SecureAggregation
@@ -170,7 +171,8 @@ class RemoteExecutor(Executor):
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """Encode a message for each connected client; return the others with the reason."""
         present = self.wire.present()
-        self.task.set_reported_sizes(cap_reported_sizes(present))
+        if isinstance(self.task, RemoteTablesTask):
+            self.task.set_reported_sizes(cap_reported_sizes(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(sorted(set(clients) - present.keys()), "not connected")
         about = {
@@ -183,7 +185,7 @@ class RemoteExecutor(Executor):
         messages = {
             client: node.encode_message(
                 message.for_clients(k),
-                self.task.blocks,
+                self.task.info.blocks,
                 {**about, **self._for_one(client, int(client_state.state["taken"][k]))},
             )
             for k, client in enumerate(clients)

@@ -85,11 +85,11 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             training,
             seed,
             rounds,
-            wire=wire(task.num_clients),
+            wire=wire(task.info.num_clients),
             run=_run_id(out, agreed.upload_bytes if agreed else 0),
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
-            preparation=task.preprocessing_json() if agreed else "",
+            preparation=agreed.preprocessor.to_json() if agreed else "",
             journal=RequestJournal(out / "requests.json"),
         )
 

@@ -426,7 +426,7 @@ class Autopilot(Method):
         super().check(task, training)
         if type(task).grad_sq_norm is Task.grad_sq_norm:
             raise UsageError(
-                f"{self.name} measures gradients, and task '{task.name}' has none: choose another "
+                f"{self.name} measures gradients, and task '{task.info.name}' has none: choose another "
                 "method"
             )
 
@@ -517,7 +517,7 @@ class Autopilot(Method):
         server.logged |= {"rate": state["lr"], "validation_loss": means["val"]}
         if "second_half_sign" not in means:
             return state, m
-        noise = sampling_noise(measurements["val"], server.task.num_clients)
+        noise = sampling_noise(measurements["val"], server.task.info.num_clients)
         state, keeps_momentum = update_controller(state, means, noise, server.num_rounds)
         server.logged["log_lr_correction"] = state["log_lr_correction"]
         server.logged["amplification"] = state["amplification"]
