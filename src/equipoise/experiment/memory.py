@@ -73,7 +73,7 @@ def check_training(settings: RunSettings, task: Task) -> None:
     run = settings.run
     first = run.at(1, run.rounds)
     training = settings.training.at(1, run.rounds)
-    cohort = rng.cohort_size(task.num_clients, first.participation)
+    cohort = rng.cohort_size(task.info.num_clients, first.participation)
     chunk = max(part.stop - part.start for part in split_into_chunks(cohort, 1))
     stacked = 1 if run.executor == "loop" else min(cohort, max(chunk, MAX_JOINED_CLIENTS))
     rows = _largest_client(settings, task)
@@ -87,7 +87,7 @@ def _largest_client(settings: RunSettings, task: Task) -> int:
     """Return the rows of the largest client of the first cohort."""
     run = settings.run
     first = run.at(1, run.rounds)
-    ids = rng.cohort(run.seed, 1, task.num_clients, first.participation)
+    ids = rng.cohort(run.seed, 1, task.info.num_clients, first.participation)
     return int(task.num_examples(torch.from_numpy(ids)).max())
 
 

@@ -90,7 +90,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
             preparation=agreed.preprocessor.to_json() if agreed else "",
-            journal=RequestJournal(out / "requests.json"),
+            journal=RequestJournal(Folder(out).requests),
         )
 
     def on_round_end(record: RoundRecord) -> None:

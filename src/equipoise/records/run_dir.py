@@ -95,6 +95,11 @@ class Folder(CheckedFolder):
         return self.file("flower.json")
 
     @property
+    def requests(self) -> CheckedFile:
+        """Requests to remote clients in the current round, written before they are sent."""
+        return self.file("requests.json")
+
+    @property
     def models(self) -> Path:
         """Folder of the models, for messages and exports; see :meth:`model`."""
         return self.path / MODELS
