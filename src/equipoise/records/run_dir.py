@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +16,14 @@ from typing import Any
 
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
-from equipoise.records.manifest import MANIFEST_FILE, CheckedFile, CheckedFolder, FileState
+from equipoise.records.manifest import (
+    MANIFEST_FILE,
+    CheckedFile,
+    CheckedFolder,
+    FileState,
+    seal_line,
+    unseal_line,
+)
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Compared, Summary
 from equipoise.utils import io
@@ -35,8 +41,6 @@ ENTRIES = (
     *("trackers.json", "tensorboard", "wandb", MODELS, CHECKPOINTS),
 )
 """Everything that a run writes, except its config and its manifest."""
-CHECKSUM_KEY = b', "crc": '
-"""Start of the last entry of a line of the log: the CRC-32 of the text before it."""
 MAX_LISTED_CLIENTS = 20  # names in an error message
 
 
@@ -321,10 +325,10 @@ class Folder(CheckedFolder):
         Raises:
             UsageError: If the line was damaged or edited.
         """
-        text, _, checksum = line.rpartition(CHECKSUM_KEY)
-        if checksum != _line_end(text):
+        text = unseal_line(line)
+        if text is None:
             raise UsageError(f"'{self.rounds}' is damaged or was edited in line {number}")
-        record = codec.loads(RoundRecord, text + b"}", self.rounds)
+        record = codec.loads(RoundRecord, text, self.rounds)
         if record.round != number:
             raise UsageError(f"'{self.rounds}' was edited: line {number} is round {record.round}")
         return record
@@ -338,13 +342,7 @@ class Folder(CheckedFolder):
 
 def log_line(record: RoundRecord) -> bytes:
     """Return one line of the log, with its checksum and its end."""
-    text = codec.dumps(record)[:-1].encode()
-    return text + CHECKSUM_KEY + _line_end(text)
-
-
-def _line_end(text: bytes) -> bytes:
-    """Return the end of a line of the log, after the key of its checksum."""
-    return b'"%08x"}\n' % zlib.crc32(text)
+    return seal_line(codec.dumps(record))
 
 
 def summary_text(summary: Summary) -> str:
@@ -429,7 +427,9 @@ class ComparisonFolder(CheckedFolder):
 
     def begun(self) -> bool:
         """Return whether a comparison has begun here; its manifest may be missing."""
-        return any((self.path / name).is_file() for name in (self.comparison.name, MANIFEST_FILE))
+        if (self.path / self.comparison.name).is_file():
+            return True
+        return bool(self.states(self.comparison.name))
 
     def clear(self) -> None:
         """Forget an earlier comparison; the folders of its runs stay until they are replaced."""
