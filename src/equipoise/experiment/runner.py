@@ -428,7 +428,7 @@ class RunSession:
         if self.accountant is not None:
             for request in self.simulation.executor.lost_requests(self.simulation.rounds_done):
                 self.accountant.count_lost(request)
-        with threads(self.plan.threads), interruptible() as stop_requested:
+        with threads(self.plan.threads), interruptible(self.folder.path) as stop_requested:
             while not self._is_finished():
                 record = self._run_round()
                 if on_round_end and (reason := on_round_end(record)):
