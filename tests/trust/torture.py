@@ -31,7 +31,7 @@ SETUPS = {
     "ditto": ["--method", "ditto"],
     "page": ["--method", "page"],
     "async": ["--method", "fedavg", "--mode", "async", "--buffer", "2"],
-    "fedper": ["--method", "fedper"],
+    "fedper": ["--method", "fedper", "--model", "mlp"],
 }
 MOST = 6  # kills of one run
 

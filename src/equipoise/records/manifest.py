@@ -264,6 +264,17 @@ class CheckedFolder:
         )
 
 
+@dataclass(frozen=True)
+class NamedFile:
+    """Attribute of a checked folder: its file of this name."""
+
+    name: str
+
+    def __get__(self, folder: CheckedFolder, owner: type) -> CheckedFile:
+        """Return the file of a folder."""
+        return folder.file(self.name)
+
+
 def seal_line(text: str) -> bytes:
     """Return a JSON object as one line of a log, with its CRC-32 as last entry.
 
