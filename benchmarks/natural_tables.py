@@ -12,6 +12,7 @@ nothing of them is in this repository.
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import lzma
 import os
@@ -60,7 +61,7 @@ def convert(downloads: Path, out: Path) -> list[Path]:
     Returns:
         The files.
     """
-    import pandas as pd
+    pd = importlib.import_module("pandas")  # it has no types, and only this needs it
 
     out.mkdir(parents=True, exist_ok=True)
     frames = {}

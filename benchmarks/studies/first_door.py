@@ -8,6 +8,7 @@ the score on each site's own held-out rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _task(given: dict[str, Any]) -> ExamplesTask:
-    task = build_task(RunSettings.from_options(given))
+def _task(given: Mapping[str, Any]) -> ExamplesTask:
+    task = build_task(RunSettings.from_options(dict(given)))
     assert isinstance(task, ExamplesTask)
     return task.with_all_metrics()
 
