@@ -299,7 +299,7 @@ def retold(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
         ),
         (
             retold('"name":"ward"', '"name":"room"'),
-            "column 'room' of client 'south': not every client has it",
+            "column 'ward' of client 'south': it is missing here, and 2 of 3 clients have it",
         ),
         (
             lambda told: {"error": "FileNotFoundError: see its log"},
@@ -319,7 +319,7 @@ def test_a_client_that_tells_nonsense_is_named(change: Any, says: str, sites: Pa
 
 def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -> None:
     pytest.importorskip("dp_accounting", reason="extra 'privacy'")
-    noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "tell"})
+    noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "statistics"})
     with pytest.raises(
         UsageError, match="before them clients would send sums and counts of their columns"
     ):
@@ -346,5 +346,5 @@ def test_raw_tables_need_connected_clients(sites: Path) -> None:
         build_task(RunSettings.from_options({**GIVEN, "data": str(sites / "server")}))
     synthetic = wire_of(sites)
     synthetic.given = {"task": "synthetic", "clients": 3}
-    told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "tell"})))[1]
+    told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "statistics"})))[1]
     assert told["error"] == "the run has no raw tables: there is nothing to tell"

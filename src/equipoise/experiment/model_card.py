@@ -94,7 +94,7 @@ class Card(Record, frozen=True):
         name = self.clients[client] if self.clients else f"client {client}"
         return f"the personal model of {name}"
 
-    def in_words(self, client: int | None) -> str:
+    def describe(self, client: int | None) -> str:
         """Describe the model in one line: owner, method, task, target and inputs."""
         target = self.target
         inputs = f"{' x '.join(map(str, self.shape))} numbers"

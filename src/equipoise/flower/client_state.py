@@ -92,14 +92,14 @@ class ClientStateStore:
         """
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
             io.remove(old)
-        about = {"update": update_digest}
-        serialization.write_tensors(self.path / f"part-{round}.safetensors", part, about)
+        metadata = {"update": update_digest}
+        serialization.write_tensors(self.path / f"part-{round}.safetensors", part, metadata)
         self.save_secagg_state(round, member)
 
     def load_secagg_input(self, round: int) -> tuple[Params, str]:
         """Return this client's input of a secure sum, and the digest of its update."""
-        part, about = serialization.read_tensors(self.path / f"part-{round}.safetensors")
-        return part, about["update"]
+        part, metadata = serialization.read_tensors(self.path / f"part-{round}.safetensors")
+        return part, metadata["update"]
 
     def save_secagg_state(self, round: int, member: str) -> None:
         """Save the state of the secure aggregation protocol."""
