@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
 from equipoise.data.tabular.exchange import merge_files, summarise_site
 from equipoise.experiment import runner as runs
@@ -191,6 +192,32 @@ def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[flo
     return Folder(out).read_table(Folder(out).clients)
 
 
+def test_a_site_predicts_and_exports_from_its_own_folder(
+    sites: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the raw rows of a year later, and without the server or the training rows."""
+    wire = wire_of(sites, method="ditto")
+    settings = agreed(wire)[1]
+    finished(wire, settings, tmp_path / "run")
+    folder = sites / "state-south" / "test" / "client-1"
+    task = build_task(replace(settings, task_config=wire.node(1).settings.task_config))
+    model = load_file(folder / "models" / "global.safetensors")
+    x = task.data.split(np.array([1]), "test").x.reshape(20, -1)
+    expected = task.logits(model, x).argmax(-1)
+    shutil.copy(sites / "south" / "test.csv", tmp_path / "new.csv")
+    shutil.rmtree(sites / "south")
+    out = tmp_path / "predicted.csv"
+    assert main(["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
+    names = [line.split(",")[1] for line in out.read_text().splitlines()[1:]]
+    assert names == [task.class_names[k] for k in expected.tolist()]
+    assert main(["export", str(folder)]) == 0
+    assert "the personal model of south" in capsys.readouterr().out
+    (tmp_path / "wrong.csv").write_text("age,ill\n50,no\n")
+    given = ["predict", str(folder), str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "x.csv")]
+    assert main(given) == 2
+    assert "lack columns that the model needs: 'ward'" in capsys.readouterr().err
+
+
 def test_rounds_tell_the_real_seconds_since_the_start(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +251,7 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
         node = wire.node(client)
         task = build_task(replace(settings, task_config=node.settings.task_config))
         model = load_file(
-            sites / f"state-{name}" / "test" / f"client-{client}" / "model.safetensors"
+            sites / f"state-{name}" / "test" / f"client-{client}" / "models" / "global.safetensors"
         )
         own = own_scores(task, client, model, 0)
         for key, value in {

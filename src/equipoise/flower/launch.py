@@ -66,9 +66,10 @@ def run_app(app: Path, address: str, ca: Path | None) -> int:
         if status == "finished:completed":
             print(f"finished; everything is in {deployment.out}")
             return 0
+        next_step = "go on after the last whole round" if progress.read() else "start it again"
         print(
             f"equipoise: the run ended as '{status}': {link.failure(number)}\n"
-            f"go on after the last whole round with: {link.run_command(app)}",
+            f"{next_step} with: {link.run_command(app)}",
             file=sys.stderr,
         )
         return 1

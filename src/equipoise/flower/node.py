@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+import msgspec
 import torch
 
 from equipoise import __version__
@@ -23,6 +24,7 @@ from equipoise.core import (
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.model_card import Card
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
@@ -152,12 +154,12 @@ class Node:
             disk.save_preparation(
                 Preprocessor.from_json(text, "the server's preparation").to_json()
             )
-        if not disk.preparation_file.is_file():
+        if not disk.preparation.exists():
             raise PreparationMissing(
                 "it does not know how raw tables are prepared: it is told with the next round"
             )
         self.settings = PreprocessingAgreement(
-            Preprocessor.load(disk.preparation_file), 0
+            Preprocessor.from_json(disk.preparation.read_text(), f"'{disk.preparation}'"), 0
         ).settings(self.settings)
 
     def _score(self, metadata: Metadata) -> Metadata:
@@ -251,8 +253,17 @@ class Node:
             LOG.warning("round %d: training diverged; this client keeps its state", round)
             after = before
         disk.save(round, to_dict(replace(after, personal=None)), accepted_round)
-        disk.save_model(after.local_params if after.personal is None else after.personal)
+        self._save_model(disk, after.local_params if after.personal is None else after.personal)
         return strip_unprotected(self.method, replace(result, client_state=after)), is_lost
+
+    def _save_model(self, disk: ClientStateStore, model: Params) -> None:
+        """Save the model that this client would use now, for ``predict`` and ``export``."""
+        card = Card.of(self.task, self.settings.run)
+        text = ""
+        if card is not None:
+            owner = self.config.name or f"client {self.config.client}"
+            text = msgspec.structs.replace(card, owner=owner).write()
+        disk.save_model(model, self.task.frozen, text, self.settings.to_dict)
 
     def _load_state(self, disk: ClientStateStore, accepted_round: int) -> ClientState | None:
         """Return the state after the last accepted round; ``None`` if there is none, or it is lost."""

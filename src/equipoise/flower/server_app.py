@@ -122,6 +122,8 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     if executors:  # else the run was finished before
         for line in describe_clients(Folder(out), executors[-1].task.metric):
             say(line)
+        folder = f"<state-dir>/{executors[-1].run_id}/client-<number>"
+        say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 
 
