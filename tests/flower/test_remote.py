@@ -63,7 +63,7 @@ class Here:
             "method": method.name,
             "task": of,
             "rounds": ROUNDS,
-            **dataclasses.asdict(task.training),
+            **dataclasses.asdict(task.info.training),
             **options,
         }
         given |= {**dataclasses.asdict(privacy), **more}
@@ -74,7 +74,7 @@ class Here:
                 task,
                 draw,
             )
-            for client in range(task.num_clients)
+            for client in range(task.info.num_clients)
         ]
         self.away: set[int] = set()
         self.spoil = spoil or (lambda client, reply: reply)
@@ -106,7 +106,7 @@ def federate(
     return FederatedSimulation(
         method,
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(ROUNDS, 0, participation, "loop", 1, True),
         make,
     )
@@ -176,7 +176,7 @@ def test_blocks_that_are_not_sent_are_not_in_the_message(tmp_path: Path) -> None
     wire = Here(method, task, tmp_path)
     federate(method, task, wire).run_round()
     tree, _ = codec.decode(wire.sent[0][0])
-    assert sorted(tree["params"]) == sorted(task.blocks["backbone"])
+    assert sorted(tree["params"]) == sorted(task.info.blocks["backbone"])
 
 
 def test_adapters_travel_over_a_base_that_every_node_has(tmp_path: Path) -> None:
@@ -309,7 +309,10 @@ def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> 
     run = federate(method, task, wire)
     for lost["round"] in (1, 2, 3):
         run.run_round()
-    c = [_state_of(tmp_path, client, ROUNDS)["c"]["0.weight"] for client in range(task.num_clients)]
+    c = [
+        _state_of(tmp_path, client, ROUNDS)["c"]["0.weight"]
+        for client in range(task.info.num_clients)
+    ]
     assert torch.allclose(run.server_state["c"]["0.weight"], torch.stack(c).mean(0), atol=1e-12)
 
 

@@ -42,10 +42,10 @@ def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -
     method = METHODS[name]
     whole = simulate(method, small_task(), 4, participation=0.5)
     task, schedule = small_task(), RoundLoopConfig(4, 0, 0.5, "stacked", 1, True)
-    first = FederatedSimulation(method, task, task.training, schedule)
+    first = FederatedSimulation(method, task, task.info.training, schedule)
     logs = [first.run_round(), first.run_round()]
     checkpoint.save(tmp_path / "run.safetensors", first.state_dict(), {})
-    second = FederatedSimulation(method, task, task.training, schedule)
+    second = FederatedSimulation(method, task, task.info.training, schedule)
     second.load_state_dict(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
     logs += [second.run_round(), second.run_round()]
     assert largest_difference(whole.state_dict(), second.state_dict()) == 0

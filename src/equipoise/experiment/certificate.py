@@ -120,7 +120,7 @@ def certify(
         raise UsageError(f"samples is {samples}: must be at least 1")
     if not task.has_split("val"):
         raise UsageError(
-            f"utilities are measured on validation data, and task '{task.name}' has none: "
+            f"utilities are measured on validation data, and task '{task.info.name}' has none: "
             "set val_share"
         )
     t = simulation.rounds_done + 1

@@ -67,8 +67,8 @@ def steps_of_a_round(settings: RunSettings) -> int:
         run.rounds, run.seed, run.participation, "stacked", run.rounds, keep_models=False
     )
     make = None
-    if run.executor == "auto" and task.executor_depends_on_model:
-        make = select_executor(task, training, task.num_clients).make
+    if run.executor == "auto" and task.info.executor_depends_on_model:
+        make = select_executor(task, training, task.info.num_clients).make
     simulation = FederatedSimulation(settings.wrapped_method, task, settings.training, config, make)
     steps = simulation.run_round().steps
     if not steps:

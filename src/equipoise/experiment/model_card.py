@@ -48,7 +48,8 @@ class Card(Record, frozen=True):
         """Return the card of a supervised task; None for agents in environments."""
         if not isinstance(task, ExamplesTask):
             return None
-        names = task.preprocessor.features if task.preprocessor else ()
+        preprocessor = task.preparation.preprocessor
+        names = preprocessor.features if preprocessor else ()
         return Card(
             version=__version__,
             method=run.method,
@@ -58,7 +59,7 @@ class Card(Record, frozen=True):
             shape=task.data.shape,
             form=task.data.transform,
             target=task.data.target,
-            clients=task.client_names,
+            clients=task.info.client_names,
             inputs=names,
             adapter=run.adapter,
         )

@@ -168,7 +168,7 @@ def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.
     card = Card.of(task, settings.run)
     if card is None or not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"task '{task.name}' learns no network: read its table from '{folder.models}'"
+            f"task '{task.info.name}' learns no network: read its table from '{folder.models}'"
         )
     return copy.deepcopy(task.module).eval(), card
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from equipoise.clock.devices import DevicePopulation
-from equipoise.core import Params, SupervisedTask, Task
+from equipoise.core import ExperimentTask, Params, SupervisedTask
 from equipoise.data.poisoning import DATA_ATTACKS
 from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, input_texts
 from equipoise.experiment.evaluation import (
@@ -54,6 +54,7 @@ from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, 
 from equipoise.simulation.ipc import ProcessGroup
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.poisoning import backdoor_success_rate, poison
 from equipoise.utils import io, rng, serialization
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
@@ -170,7 +171,7 @@ def resume_run(
 @contextlib.contextmanager
 def _start(
     settings: RunSettings,
-    task: Task,
+    task: ExperimentTask,
     folder: Folder,
     make_executor: MakeExecutor | None,
     resources: ResourceConfig,
@@ -203,7 +204,7 @@ def _start(
         yield RunSession(settings, task, folder, plan, multiprocess=executor)
 
 
-def build_task(settings: RunSettings) -> Task:
+def build_task(settings: RunSettings) -> ExperimentTask:
     """Build the task of a run and check that method, task and options fit together.
 
     Args:
@@ -227,11 +228,12 @@ def build_task(settings: RunSettings) -> Task:
     if run.attack:
         attack, share = parse_attack(run.attack)
         if attack in DATA_ATTACKS:
-            hostile = hostile_clients(run.seed, task.num_clients, share)
-            task = task.poisoned(attack, hostile.numpy())
+            hostile = hostile_clients(run.seed, task.info.num_clients, share)
+            task = poison(task, attack, hostile.numpy())
     task = place(task, run.device)
-    task.devices = DevicePopulation(settings.timing.device_classes, run.seed)
-    if task.bytes_before[0]:
+    devices = DevicePopulation(settings.timing.device_classes, run.seed)
+    task.info = replace(task.info, devices=devices)
+    if task.preparation.upload_bytes:
         settings.privacy.refuse_column_statistics()
     task.check()
     task.check_method(settings.method)
@@ -240,7 +242,7 @@ def build_task(settings: RunSettings) -> Task:
     return task
 
 
-def _check_compatibility(settings: RunSettings, task: Task) -> None:
+def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
     """Raise ``UsageError`` for options that the method or the task does not support."""
     run = settings.run
     if settings.timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates:
@@ -252,7 +254,7 @@ def _check_compatibility(settings: RunSettings, task: Task) -> None:
     needs_loss = selection.needs_client_loss or selection.needs_server_loss
     if needs_loss and not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"selection {run.selection} reads losses, and agents of task '{task.name}' have none: "
+            f"selection {run.selection} reads losses, and agents of task '{task.info.name}' have none: "
             "choose another"
         )
     if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
@@ -261,7 +263,7 @@ def _check_compatibility(settings: RunSettings, task: Task) -> None:
         )
     if run.finetune and not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"finetune tunes on rows of data, and agents of task '{task.name}' have none: "
+            f"finetune tunes on rows of data, and agents of task '{task.info.name}' have none: "
             "leave it off"
         )
     if run.finetune and not (task.has_split("val") and run.save_personal):
@@ -271,7 +273,7 @@ def _check_compatibility(settings: RunSettings, task: Task) -> None:
         )
 
 
-def _send_warnings(task: Task, on_message: OnMessage | None) -> None:
+def _send_warnings(task: ExperimentTask, on_message: OnMessage | None) -> None:
     """Pass the warnings of a task to the callback."""
     if on_message is None:
         return
@@ -279,7 +281,7 @@ def _send_warnings(task: Task, on_message: OnMessage | None) -> None:
         on_message(warning)
 
 
-def _check_method_options(settings: RunSettings, task: Task) -> None:
+def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
     """Let the method check its options; of all rounds, if options follow schedules."""
     method = settings.wrapped_method
     training = settings.training
@@ -318,7 +320,7 @@ class RunSession:
     def __init__(
         self,
         settings: RunSettings,
-        task: Task,
+        task: ExperimentTask,
         folder: Folder,
         plan: ExecutorPlan,
         make_executor: MakeExecutor | None = None,
@@ -383,10 +385,10 @@ class RunSession:
         run = self.settings.run
         if not self.settings.privacy.is_enabled:
             return None
-        cohort = rng.cohort(run.seed, 1, self.task.num_clients, run.participation)
+        cohort = rng.cohort(run.seed, 1, self.task.info.num_clients, run.participation)
         return GaussianAccountant(
             self.settings.privacy,
-            self.task.num_clients,
+            self.task.info.num_clients,
             len(cohort),
             bool(self.settings.method.shared_param_names(self.task)),
             amplified=self.is_simulation,
@@ -450,7 +452,7 @@ class RunSession:
         record = self.simulation.run_round()
         if not self.is_simulation:
             record = replace(record, clock=time.monotonic() - self.start_time)
-        score = validation_score(record, self.task.metric, self.task.higher_is_better)
+        score = validation_score(record, self.task.info.metric, self.task.info.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
             self.best = (score, record.round)
             self.best_params = self.simulation.params
@@ -506,18 +508,22 @@ class RunSession:
             seed=run.seed,
             executor=self._executor_description() if self.is_simulation else None,
         )
-        summary = summarise(about, self.records, task.metric, task.higher_is_better)
-        if any(task.bytes_before):
-            before = Bytes(*task.bytes_before)
+        summary = summarise(about, self.records, task.info.metric, task.info.higher_is_better)
+        before = Bytes(task.preparation.upload_bytes, task.preparation.download_bytes)
+        if before.up or before.down:
             summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
+        extra = dict(task.summary(self.simulation.params))
+        backdoor = backdoor_success_rate(task, self.simulation.params)
+        if backdoor is not None:
+            extra["backdoor"] = backdoor
         newcomers = None
         if run.holdout_clients:
-            newcomers = score_heldout_clients(self.simulation, self.plan)
+            newcomers = score_heldout_clients(self.simulation, task, self.plan)
         return replace(
             summary,
             test=final.added_to(summary.test),
             undefined=final.undefined,
-            extra=task.summary(self.simulation.params),
+            extra=extra,
             newcomers=newcomers,
             finetuned=finetuned(self.simulation) if run.finetune else None,
         )
@@ -564,7 +570,7 @@ class RunSession:
     def _client_tables(self, final: FinalScores) -> dict[str, Content]:
         """Return ``clients.csv`` (size, test scores, bytes) and ``labels.csv`` (class counts)."""
         store = self.simulation.store
-        metric = self.task.metric
+        metric = self.task.info.metric
         ids = store.ids
         columns: dict[str, list[Any]] = {
             **self._client_columns(ids),
@@ -580,11 +586,11 @@ class RunSession:
         if (
             self.is_simulation
             and isinstance(self.task, SupervisedTask)
-            and self.task.target_kind == "classification"
+            and self.task.info.target_kind == "classification"
             and len(ids) <= MAX_CLIENTS_IN_LABELS
         ):
             counts = self.task.label_counts(torch.from_numpy(ids)).T
-            names = self.task.class_names or tuple(map(str, range(len(counts))))
+            names = self.task.info.class_names or tuple(map(str, range(len(counts))))
             classes = {name: count.tolist() for name, count in zip(names, counts, strict=True)}
             labels = {**self._client_columns(ids), **classes}
             tables[self.folder.labels.name] = table_text(labels)
@@ -593,6 +599,6 @@ class RunSession:
     def _client_columns(self, ids: Ints) -> dict[str, list[Any]]:
         """Return the columns that identify clients: number, and name if clients have names."""
         columns: dict[str, list[Any]] = {"client": ids.tolist()}
-        if self.task.client_names:
-            columns["name"] = [self.task.client_names[k] for k in ids]
+        if self.task.info.client_names:
+            columns["name"] = [self.task.info.client_names[k] for k in ids]
         return columns

@@ -17,10 +17,10 @@ from equipoise.core import (
     ClientResult,
     ClientState,
     ClientUpdate,
+    ExperimentTask,
     Params,
     ServerMessage,
     State,
-    Task,
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
@@ -59,7 +59,7 @@ class Node:
         self,
         given: Mapping[str, object],
         config: NodeConfig,
-        task: Task | None = None,
+        task: ExperimentTask | None = None,
         draw: NormalSampler = secret_normal,
     ) -> None:
         """Set up the client.
@@ -80,7 +80,7 @@ class Node:
         self.raw = raw_table_config(self.settings)
         if task is not None:
             self.task = task
-        clients = self.raw.clients if self.raw else self.task.num_clients
+        clients = self.raw.clients if self.raw else self.task.info.num_clients
         if config.client >= clients:
             raise UsageError(
                 f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
@@ -99,7 +99,7 @@ class Node:
         )
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> ExperimentTask:
         """The task; with raw tables, it can be built once their preprocessing is known."""
         return build_task(self.settings)
 
@@ -240,7 +240,7 @@ class Node:
                     self.method, self.task, self.id.reshape(1), initial, keeps_local=True
                 )
                 before = index(states, 0)
-            message = decode_message(tree, metadata, initial, self.task.blocks)
+            message = decode_message(tree, metadata, initial, self.task.info.blocks)
             splits = () if settings.privacy.has_noise else _splits(metadata)
             result = executor.run_client(round, splits, self.id, message, before)
         after = result.client_state

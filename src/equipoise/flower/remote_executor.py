@@ -35,6 +35,7 @@ from equipoise.simulation.executors import (
     PendingScores,
     init_client_states,
 )
+from equipoise.tasks.remote_tables import RemoteTablesTask
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
 from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
@@ -179,7 +180,8 @@ class RemoteExecutor(Executor):
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """Encode a message for each connected client; return the others with the reason."""
         present = self.wire.present()
-        self.task.set_reported_sizes(cap_reported_sizes(present))
+        if isinstance(self.task, RemoteTablesTask):
+            self.task.set_reported_sizes(cap_reported_sizes(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(sorted(set(clients) - present.keys()), "not connected")
         metadata = {
@@ -192,7 +194,7 @@ class RemoteExecutor(Executor):
         messages = {
             client: node.encode_message(
                 message.for_clients(k),
-                self.task.blocks,
+                self.task.info.blocks,
                 {**metadata, **self._for_one(client, int(client_state.state["accepted_round"][k]))},
             )
             for k, client in enumerate(clients)
@@ -302,14 +304,14 @@ def constant_prediction(task: Task, params: Params) -> str:
     Returns:
         The remark, or an empty text.
     """
-    if not isinstance(task, ExamplesTask) or task.target_kind != "classification":
+    if not isinstance(task, ExamplesTask) or task.info.target_kind != "classification":
         return ""
     x, _ = task.data.server("test")
     with torch.no_grad():
         classes = task.logits(params, x).argmax(-1).unique().tolist()
     if len(x) < MIN_ROWS_FOR_REMARK or len(classes) > 1:
         return ""
-    name = task.class_names[classes[0]] if task.class_names else str(classes[0])
+    name = task.info.class_names[classes[0]] if task.info.class_names else str(classes[0])
     return f"the global model predicts '{name}' for all {len(x)} test rows of the server"
 
 

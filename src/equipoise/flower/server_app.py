@@ -93,11 +93,11 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             training,
             seed,
             rounds,
-            wire=wire(task.num_clients),
+            wire=wire(task.info.num_clients),
             run=_run_id(out, agreed.upload_bytes if agreed else 0),
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
-            preparation=task.preprocessing_json() if agreed else "",
+            preparation=agreed.preprocessor.to_json() if agreed else "",
             journal=RequestJournal(out / "requests.json"),
         )
         executors.append(executor)
@@ -106,7 +106,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     def on_round_end(record: RoundRecord) -> None:
         executor = executors[-1]
         line = describe_round(
-            record, settings.run.rounds, wire(executor.task.num_clients).names, executor.note
+            record, settings.run.rounds, wire(executor.task.info.num_clients).names, executor.note
         )
         say(line)
         if record.privacy:
@@ -120,7 +120,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
         settings, out, resume=is_resumed, on_round_end=on_round_end, make_executor=make_executor
     )
     if executors:  # else the run was finished before
-        for line in describe_clients(Folder(out), executors[-1].task.metric):
+        for line in describe_clients(Folder(out), executors[-1].task.info.metric):
             say(line)
         folder = f"<state-dir>/{executors[-1].run_id}/client-<number>"
         say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")

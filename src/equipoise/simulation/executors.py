@@ -159,7 +159,7 @@ class Executor(ABC):
     def chunks(self, clients: int) -> list[slice]:
         """Split a cohort into chunks; single clients where stacking is not worthwhile."""
         return chunking.split_into_chunks(
-            clients, 1 if self.task.executor_depends_on_model else MIN_STACKED_CLIENTS
+            clients, 1 if self.task.info.executor_depends_on_model else MIN_STACKED_CLIENTS
         )
 
     @abstractmethod
@@ -349,7 +349,7 @@ class Stacked(InProcessExecutor):
         if (
             len(cuts) > 1
             and simple
-            and len(ids) == self.task.num_clients
+            and len(ids) == self.task.info.num_clients
             and self._clients_are_alike
         ):
             return chunking.group_chunks(cuts)
@@ -408,11 +408,11 @@ class Stacked(InProcessExecutor):
         task = self.task
         if (
             not isinstance(task, SupervisedTask)
-            or task.executor_depends_on_model
-            or not task.stackable
+            or task.info.executor_depends_on_model
+            or not task.info.stackable
         ):
             return False
-        everybody = torch.arange(task.num_clients)
+        everybody = torch.arange(task.info.num_clients)
         counts = [
             task.num_rows(everybody, split)
             for split in ("train", "val", "test")

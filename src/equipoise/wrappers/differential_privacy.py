@@ -103,9 +103,15 @@ class DifferentialPrivacy(MethodWrapper):
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse methods and tasks for which the guarantee would not hold."""
         super().check(task, training)
+        if task.info.learner_kind == "trees":
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip: a client sends sums of gradients for "
+                "every level of every tree, and noise for all of them would leave no signal; "
+                "choose --model linear or mlp with another method"
+            )
         if self.privacy.has_noise:
             self._check_accounting(task)
-        if set(task.batch_stat_names) & set(self.shared_param_names(task)):
+        if set(task.info.batch_stat_names) & set(self.shared_param_names(task)):
             raise UsageError(
                 f"{self.name} is not offered with dp_clip on batch normalisation whose running "
                 "statistics are shared: noise would make variances negative; keep them at the "
@@ -126,9 +132,9 @@ class DifferentialPrivacy(MethodWrapper):
                 f"{self.name} is not offered with dp_noise: it chooses who takes part, and epsilon "
                 "is computed for cohorts drawn at random; choose another method"
             )
-        if self.privacy.dp_delta >= 1 / task.num_clients:
+        if self.privacy.dp_delta >= 1 / task.info.num_clients:
             raise UsageError(
-                f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.num_clients}, one "
+                f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.info.num_clients}, one "
                 "over the clients, else it allows to give one of them away"
             )
 
@@ -141,7 +147,7 @@ class DifferentialPrivacy(MethodWrapper):
                 f"{self.name} is not offered with dp_clip: beside its model a client uploads "
                 f"'{unprotected}', which would leave it unprotected; choose another method"
             )
-        for block, names in task.blocks.items():
+        for block, names in task.info.blocks.items():
             if set(names) & set(update.params) and sent[block] is not True:
                 raise UsageError(
                     f"{self.name} is not offered with dp_clip: a client that was not sent a block "

@@ -24,15 +24,25 @@ from equipoise.data.tabular.preprocessing import (
     Encoder,
     Preprocessor,
 )
+from equipoise.data.tabular.sanity import (
+    associations,
+    check_statistics,
+    class_codes,
+    count_shared_rows,
+)
 from equipoise.data.tabular.schema import infer_schema
 from equipoise.data.tabular.statistics import (
     ClientStatistics,
-    Moments,
     column_statistics,
     moments,
 )
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
-from equipoise.data.tabular.target_spec import TargetSpec, infer_target, parse_target
+from equipoise.data.tabular.target_spec import (
+    TargetSpec,
+    infer_target,
+    parse_target,
+    target_kind,
+)
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import from_json, to_json
 
@@ -41,7 +51,11 @@ PREPROCESSOR_FILE = "preparation.json"
 
 
 def compute_statistics(
-    client: str, table: Table, spec: TargetSpec | None, train_rows: Ints | None = None
+    client: str,
+    table: Table,
+    spec: TargetSpec | None,
+    config: ColumnConfig,
+    train_rows: Ints | None = None,
 ) -> ClientStatistics:
     """Compute the message of one client.
 
@@ -49,18 +63,30 @@ def compute_statistics(
         client: The client's name.
         table: Its rows.
         spec: The target; without it, all columns are inputs.
+        config: Options of columns.
         train_rows: The indices of its training rows, if not all are.
     """
     train = table if train_rows is None else table.take(np.sort(train_rows))
     target_columns = spec.columns if spec else ()
-    inputs = [name for name in train.columns if name not in target_columns]
+    columns = tuple(
+        column_statistics(name, column, train.origin)
+        for name, column in train.columns.items()
+        if name not in target_columns
+    )
+    if spec is None:
+        return ClientStatistics(client, columns, ())
+    kind = target_kind(config)
+    num_classes = 0
+    if kind == "classification":
+        codes, _ = class_codes(table.columns[spec.target.column], spec)
+        num_classes = len(np.unique(codes[codes >= 0]))
     return ClientStatistics(
         client,
-        columns=tuple(
-            column_statistics(name, train.columns[name], train.origin) for name in inputs
-        ),
+        columns,
         target=tuple(column_statistics(name, table.columns[name]) for name in target_columns),
-        train_target=moments(train.columns[spec.target.column].numbers) if spec else Moments(),
+        train_target=moments(train.columns[spec.target.column].numbers),
+        associations=associations(train, spec, kind),
+        num_classes=num_classes,
     )
 
 
@@ -111,13 +137,16 @@ def fit_columns(
         target, spec, about_target = infer_target(messages, spec, config)
         diagnostics += about_target
     encoders, dropped, about_columns = infer_schema(messages, config)
+    diagnostics += about_columns
+    if target is not None:
+        diagnostics += check_statistics(messages, encoders, target.kind)
     return FittedColumns(
         encoders=tuple(encoders),
         dropped=tuple(dropped),
         spec=spec,
         target=target,
         clients=tuple(message.client for message in messages),
-        diagnostics=(*diagnostics, *about_columns),
+        diagnostics=tuple(diagnostics),
     )
 
 
@@ -179,7 +208,7 @@ def summarise_site(folder: Path, client: str, config: ColumnConfig) -> str:
         The JSON of its statistics; the classes are those of the training and the test rows.
     """
     train, spec = _read_labelled(folder, "train", config)
-    message = compute_statistics(client, train, spec)
+    message = compute_statistics(client, train, spec, config)
     test = find_table(folder, "test")
     if test is not None:
         targets = [
@@ -187,9 +216,20 @@ def summarise_site(folder: Path, client: str, config: ColumnConfig) -> str:
         ]
         both = ClientTables({client: concat_tables(targets)})
         labelled, _ = drop_unlabelled_rows(both, spec, config)
-        target = compute_statistics(client, labelled.clients[client], spec).target
-        message = replace(message, target=target)
+        targets_of_all = labelled.clients[client]
+        message = replace(
+            message,
+            target=compute_statistics(client, targets_of_all, spec, config).target,
+            num_shared_rows=_count_shared_rows(train, test),
+        )
     return to_json(message)
+
+
+def _count_shared_rows(train: Table, test: Table) -> int:
+    """Count the test rows of a site that equal one of its training rows."""
+    names = [name for name in train.columns if name in test.columns]
+    rows = np.arange(len(train) + len(test))
+    return count_shared_rows([train, test], names, rows[: len(train)], rows[len(train) :])
 
 
 def count_train_rows(folder: Path, config: ColumnConfig) -> int:
@@ -203,7 +243,7 @@ def fit_on_server_rows(folder: Path, num_clients: int, config: ColumnConfig) -> 
     No client sends anything, so the names of clients are their numbers.
     """
     public, spec = _read_labelled(folder, "public", config)
-    messages = [compute_statistics(SERVER, public, spec)]
+    messages = [compute_statistics(SERVER, public, spec, config)]
     preprocessor, _ = _fit_or_raise(messages, spec, config, f"the public rows in '{folder}'")
     return replace(preprocessor, clients=tuple(map(str, range(num_clients))))
 
