@@ -69,8 +69,9 @@ lint: $(SETUP)
 
 # Kill runs at random moments and compare what they come to; then faults at every write, in every way.
 torture: $(SETUP)
-	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 1000 --minutes 30
-	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 1000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 2000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 2000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.corruption --cases 4000 --minutes 30
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/trust
 
 bench: $(SETUP)

@@ -59,7 +59,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     bound = read_node_register(Path(deployment.nodes)) if deployment.nodes else None
     # Next to the run's folder, so that a new run does not overwrite it.
     audit = AuditLog(out.with_name(f"{out.name}-audit.jsonl"))
-    is_resumed = (out / "config.json").is_file()
+    is_resumed = Folder(out).has_config()
 
     @cache
     def wire(clients: int) -> GridWire:
@@ -98,7 +98,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
             preparation=agreed.preprocessor.to_json() if agreed else "",
-            journal=RequestJournal(out / "requests.json"),
+            journal=RequestJournal(Folder(out).requests),
         )
         executors.append(executor)
         return executor
