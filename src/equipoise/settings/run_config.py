@@ -46,7 +46,7 @@ class RunConfig(Options):
         choices=EXECUTORS,
     )
     threads: int = option(
-        1, "threads of one tensor operation, unless auto finds more to be faster", low=1
+        1, "threads of one tensor operation, unless auto finds more to be faster", low=1, high=1024
     )
     device: str = option(
         "auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one"
