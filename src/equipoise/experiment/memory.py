@@ -42,13 +42,13 @@ def check_population(settings: RunSettings) -> None:
         UsageError: If they do not fit.
     """
     config = settings.task_config
-    clients = getattr(config, "clients", None)
+    clients = getattr(config, "clients", getattr(config, "agents", None))
     needs: list[Need] = []
     if isinstance(clients, int):
         first = settings.run.at(1, settings.run.rounds)
         cohort = rng.cohort_size(clients, first.participation)
         size = clients * BYTES_PER_CLIENT + cohort * BYTES_PER_PARTICIPANT
-        needs.append(Need(size, f"{clients:,} clients", "--clients or --participation"))
+        needs.append(Need(size, f"{clients:,} clients", "their number or --participation"))
     if isinstance(config, SyntheticConfig):
         rows = min(config.clients, MAX_IN_MEMORY) * config.samples
         size = 4 * rows * config.features
@@ -76,10 +76,11 @@ def check_training(settings: RunSettings, task: Task) -> None:
     cohort = rng.cohort_size(task.info.num_clients, first.participation)
     chunk = max(part.stop - part.start for part in split_into_chunks(cohort, 1))
     stacked = 1 if run.executor == "loop" else min(cohort, max(chunk, MAX_JOINED_CLIENTS))
-    rows = _largest_client(settings, task)
+    batches = -(-_largest_client(settings, task) // training.batch_size)
+    rows = batches * training.batch_size  # the last batch is padded
     size = 8 * PLAN_COPIES * stacked * training.epochs * rows
     purpose = f"the batches of {stacked} clients with {training.epochs:,} epochs each"
-    remedy = "--epochs (or take more --rounds), or --executor loop"
+    remedy = "--epochs (or take more --rounds) or --batch-size, or take --executor loop"
     _refuse([Need(size, purpose, remedy)])
 
 
