@@ -18,6 +18,7 @@ from equipoise.utils.errors import UsageError
 BYTES_PER_CLIENT = 32  # indices and flags of each client of the population
 BYTES_PER_PARTICIPANT = 512  # scores, counts and indices of each client of a cohort
 PLAN_COPIES = 3  # copies of a batch plan while it is made: random words, orders, batches
+MAX_COUNTED_CLIENTS = 2000  # clients whose rows are counted; generated ones take time to count
 GIB = 2**30
 
 
@@ -89,7 +90,7 @@ def _largest_client(settings: RunSettings, task: Task) -> int:
     run = settings.run
     first = run.at(1, run.rounds)
     ids = rng.cohort(run.seed, 1, task.info.num_clients, first.participation)
-    return int(task.num_examples(torch.from_numpy(ids)).max())
+    return int(task.num_examples(torch.from_numpy(ids[:MAX_COUNTED_CLIENTS])).max())
 
 
 def _refuse(needs: list[Need]) -> None:

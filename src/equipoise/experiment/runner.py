@@ -63,9 +63,10 @@ from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.poisoning import backdoor_success_rate, poison
 from equipoise.utils import io, rng, serialization
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, refuse_all
 from equipoise.utils.pytree import Ints
 
+MAX_CHECKED_ROUNDS = 1000  # of a schedule, evenly spaced, the first and the last included
 MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
@@ -256,32 +257,37 @@ def build_task(settings: RunSettings) -> ExperimentTask:
 def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
     """Raise ``UsageError`` for options that the method or the task does not support."""
     run = settings.run
-    if settings.timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates:
-        raise UsageError(
-            f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on "
-            "replies to what it sent in the same round; use mode sync, or another method"
-        )
+    timing = settings.timing
     selection = settings.selection
-    needs_loss = selection.needs_client_loss or selection.needs_server_loss
-    if needs_loss and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"selection {run.selection} reads losses, and agents of task '{task.info.name}' have none: "
-            "choose another"
-        )
-    if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
-        raise UsageError(
-            f"{run.method} chooses who takes part by itself: leave selection at uniform"
-        )
-    if run.finetune and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"finetune tunes on rows of data, and agents of task '{task.info.name}' have none: "
-            "leave it off"
-        )
-    if run.finetune and not (task.has_split("val") and run.save_personal):
-        raise UsageError(
-            "finetune needs validation data and the personal models: "
-            "set val_share and keep save_personal"
-        )
+    has_rows = isinstance(task, SupervisedTask)
+    is_finetunable = task.has_split("val") and run.save_personal
+    agents = f"agents of task '{task.info.name}' have none"
+    refuse_all(
+        [
+            (
+                timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates,
+                f"{run.method} is not offered in mode {timing.mode}: its server counts on replies "
+                "to what it sent in the same round; use mode sync, or another method",
+            ),
+            (
+                (selection.needs_client_loss or selection.needs_server_loss) and not has_rows,
+                f"selection {run.selection} reads losses, and {agents}: choose another",
+            ),
+            (
+                run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks,
+                f"{run.method} chooses who takes part by itself: leave selection at uniform",
+            ),
+            (
+                run.finetune and not has_rows,
+                f"finetune tunes on rows of data, and {agents}: leave it off",
+            ),
+            (
+                run.finetune and has_rows and not is_finetunable,
+                "finetune needs validation data and the personal models: set val_share and keep "
+                "save_personal",
+            ),
+        ]
+    )
 
 
 def _send_warnings(task: ExperimentTask, on_message: OnMessage | None) -> None:
@@ -293,13 +299,14 @@ def _send_warnings(task: ExperimentTask, on_message: OnMessage | None) -> None:
 
 
 def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
-    """Let the method check its options; of all rounds, if options follow schedules."""
+    """Let the method check its options; of many rounds, if options follow schedules."""
     method = settings.wrapped_method
     training = settings.training
     rounds = settings.run.rounds
     is_constant = method.at(1, rounds) is method and training.at(1, rounds) is training
-    num_checked = 1 if is_constant else rounds
-    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, num_checked + 1))
+    num_checked = 1 if is_constant else min(rounds, MAX_CHECKED_ROUNDS)
+    checked = (1 + k * (rounds - 1) // max(1, num_checked - 1) for k in range(num_checked))
+    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in checked)
     for round_method, round_training in dict.fromkeys(pairs):
         round_method.check(task, round_training)
 
@@ -307,22 +314,29 @@ def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
 def _check_deployable(settings: RunSettings) -> None:
     """Raise ``UsageError`` for options that exist only in simulations."""
     run = settings.run
-    if run.holdout_clients:
-        raise UsageError(
-            "holdout_clients is for simulations: clients that are elsewhere cannot be held out"
-        )
-    if settings.timing.needs_simulated_clock or run.selection != "uniform":
-        raise UsageError(
-            "devices, semi, deadline, overselection, until and selection are for simulations: "
-            "clients that are elsewhere have a clock of their own"
-        )
-    if run.local_baseline:
-        raise UsageError(
-            "local_baseline is for simulations: clients that are elsewhere train with "
-            "--method local"
-        )
-    if run.attack:
-        raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
+    needs_clock = settings.timing.needs_simulated_clock or run.selection != "uniform"
+    refuse_all(
+        [
+            (
+                bool(run.holdout_clients),
+                "holdout_clients is for simulations: clients that are elsewhere cannot be held out",
+            ),
+            (
+                needs_clock,
+                "devices, semi, deadline, overselection, until and selection are for simulations: "
+                "clients that are elsewhere have a clock of their own",
+            ),
+            (
+                run.local_baseline,
+                "local_baseline is for simulations: clients that are elsewhere train with "
+                "--method local",
+            ),
+            (
+                bool(run.attack),
+                "attack is for simulations: clients that are elsewhere are what they are",
+            ),
+        ]
+    )
 
 
 class RunSession:
