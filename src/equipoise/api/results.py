@@ -23,10 +23,18 @@ from equipoise.api.inputs import (
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
+from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
 from equipoise.experiment.certificate import certify_run
 from equipoise.experiment.compare import cell_folder
 from equipoise.experiment.compare import compare as compare_cells
+from equipoise.experiment.new_rows import (
+    Evaluation,
+    SiteModels,
+    evaluate_rows,
+    load_models,
+    predict_rows,
+)
 from equipoise.experiment.predict import Predictor
 from equipoise.experiment.runner import Interrupted, resume_run
 from equipoise.records.rounds import RoundRecord
@@ -114,7 +122,12 @@ class Run:
         return self._predictor(client).module
 
     def predict(
-        self, rows: object, client: int | str | None = None, *, probabilities: bool = False
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        probabilities: bool = False,
     ) -> NDArray[Any]:
         """Predict new rows.
 
@@ -123,6 +136,8 @@ class Run:
                 samples; of recordings raw windows, or all steps one after the other:
                 ``{"x": [n, channels], "length": [recordings]}``.
             client: Client of a personal model, by name or number; None for the global model.
+            client_column: Column that names the site of each row: every row is predicted by the
+                model of its site, rows of unknown sites by the global one.
             probabilities: Whether to return class probabilities ``[rows, classes]``.
 
         Returns:
@@ -132,9 +147,17 @@ class Run:
         Raises:
             UsageError: If the rows do not fit, or the model has no probabilities.
         """
-        predictor = self._predictor(client)
-        target = predictor.card.target
-        outputs = predictor.outputs(rows)
+        if client_column:
+            if client is not None:
+                raise UsageError("client and client_column exclude each other: leave one out")
+            models = self._site_models()
+            table = table_from_values(rows, "the table of rows", client_column)
+            target = models.target
+            outputs = predict_rows(models, table, None, client_column).outputs
+        else:
+            predictor = self._predictor(client)
+            target = predictor.card.target
+            outputs = predictor.outputs(rows)
         if target.kind != "classification":
             if probabilities:
                 raise UsageError(
@@ -146,6 +169,35 @@ class Run:
             return np.asarray(outputs.softmax(-1))
         chosen = np.asarray(outputs.argmax(-1))
         return np.array(target.classes)[chosen] if target.name else chosen
+
+    def evaluate(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+    ) -> Evaluation:
+        """Score the models on labelled rows that training never had.
+
+        Global, personal and local model and a constant are scored on the same rows, with 95 %
+        intervals and a verdict in words.
+
+        Args:
+            rows: A table with the columns of training and the target.
+            client: Site of all rows, by name or number.
+            client_column: Column that names the site of each row. Empty for that of training, if
+                the rows have it.
+            metric: Main metric; empty for that of the run.
+
+        Returns:
+            The scores; ``print`` shows the verdict.
+
+        Raises:
+            UsageError: If the rows do not fit or have no target.
+        """
+        number = self._number(client)
+        return evaluate_rows(self._site_models(), rows, number, client_column, metric)
 
     def resume(
         self,
@@ -226,6 +278,9 @@ class Run:
         return Predictor.of(
             self._folder, self._number(client), self._settings() if self.task else None
         )
+
+    def _site_models(self) -> SiteModels:
+        return load_models(self.folder, self._settings() if self.task else None)
 
     def _number(self, client: int | str | None) -> int | None:
         """Return the number of a client that is given by name or number."""

@@ -235,6 +235,7 @@ class UserRows:
         splits = assignment.splits
         data = federate(rows, splits, server, config, self.num_outputs, form, rng, self.target)
         data.names = tuple(self.names)
+        data.row_ids = {name: part.rows for name, part in splits.items()}
         return data
 
 

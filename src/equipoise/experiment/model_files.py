@@ -8,12 +8,13 @@ from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 
 
-def read_model(folder: Folder, client: int | None) -> Params:
+def read_model(folder: Folder, client: int | None, is_local: bool = False) -> Params:
     """Read one model of a finished run, without building its task.
 
     Args:
         folder: Folder of the run.
         client: Client of a personal model; None for the global model.
+        is_local: Whether to read the model that the client trained alone, as a baseline.
 
     Returns:
         All parameters, the frozen ones included.
@@ -29,7 +30,13 @@ def read_model(folder: Folder, client: int | None) -> Params:
             "personal": "kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: the run is not finished, or {reasons[name]}")
-    tensors, _ = serialization.read_tensors(file)
+    tensors, _ = serialization.read_tensors(folder.baselines if is_local else file)
+    if is_local:
+        prefix = "local."
+        kept = {name: value for name, value in tensors.items() if name.startswith(prefix)}
+        ids_of_models = tensors["client_ids"]
+        tensors = {name.removeprefix(prefix): value for name, value in kept.items()}
+        tensors["client_ids"] = ids_of_models
     base = folder.models / "frozen.safetensors"
     frozen = serialization.read_tensors(base)[0] if base.is_file() else {}
     if client is None:

@@ -426,7 +426,7 @@ class RunSession:
                 make=self.make_executor,
             )
             summary = self._summarise(final)
-        self._write_models()
+        self._write_models(final)
         self._write_clients(final)
         self.folder.write_summary(summary)
         return summary
@@ -513,6 +513,7 @@ class RunSession:
             summary,
             test=final.added_to(summary.test),
             undefined=final.undefined,
+            same_rows=final.same_rows,
             extra=task.summary(self.simulation.params),
             newcomers=newcomers,
             finetuned=finetuned(self.simulation) if run.finetune else None,
@@ -528,8 +529,8 @@ class RunSession:
             text += f", {count} processes"
         return text
 
-    def _write_models(self) -> None:
-        """Write the card and the global, shared, frozen and personal models."""
+    def _write_models(self, final: FinalScores) -> None:
+        """Write the card, all models, and what they say about the clients' rows."""
         io.make_folder(self.folder.models)
         if card := Card.of(self.task, self.settings.run):
             io.write_text(self.folder.card, card.write())
@@ -553,6 +554,11 @@ class RunSession:
             serialization.write_stack(
                 self.folder.models / "personal.safetensors", len(self.simulation.store.ids), parts
             )
+
+        if final.baselines:
+            serialization.write_tensors(self.folder.baselines, final.baselines)
+        for split, rows in final.outputs.items():
+            rows.write(self.folder.outputs(split))
 
     def _write_clients(self, final: FinalScores) -> None:
         """Write ``clients.csv`` (size, test scores and bytes) and ``labels.csv`` (class counts)."""

@@ -17,6 +17,7 @@ from equipoise.utils.errors import UsageError, nearest
 
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
+    "decision.json",
     *("preparation.json", "data.sha256", "devices.csv"),
     *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
 )
@@ -80,6 +81,20 @@ class Folder:
     def card(self) -> Path:
         """Card of the models."""
         return self.models / "card.json"
+
+    @property
+    def baselines(self) -> Path:
+        """Constant and local model of each named client."""
+        return self.models / "baselines.safetensors"
+
+    def outputs(self, split: str) -> Path:
+        """What all kinds of models say about the clients' ``test`` or ``val`` rows."""
+        return self.models / f"outputs-{split}.safetensors"
+
+    @property
+    def decision(self) -> Path:
+        """Scores on the same rows and the verdict."""
+        return self.path / "decision.json"
 
     @property
     def trackers(self) -> Path:
