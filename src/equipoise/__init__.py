@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __al
     from equipoise import methods
     from equipoise.api.inputs import private, robust, secure
     from equipoise.api.results import Comparison, Run, compare
-    from equipoise.api.run import open, run
+    from equipoise.api.run import open, open_choice, run
     from equipoise.api.task import Task
     from equipoise.config.schedules import constant, cosine, linear, steps
     from equipoise.core import (
@@ -64,6 +64,7 @@ __all__ = [
     "merge_sent_blocks",
     "methods",
     "open",
+    "open_choice",
     "option",
     "private",
     "robust",
@@ -77,7 +78,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "equipoise.api.results": ("Comparison", "Run", "compare"),
     "equipoise.api.inputs": ("private", "robust", "secure"),
-    "equipoise.api.run": ("open", "run"),
+    "equipoise.api.run": ("open", "open_choice", "run"),
     "equipoise.api.task": ("Task",),
     "equipoise.config.schedules": ("constant", "cosine", "linear", "steps"),
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.api.inputs import (
     GivenMethod,
@@ -23,20 +23,27 @@ from equipoise.api.inputs import (
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
+from equipoise.data.federated_dataset import Target
 from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
 from equipoise.experiment.certificate import certify_run
-from equipoise.experiment.compare import cell_folder
+from equipoise.experiment.choose import choice_sentences
+from equipoise.experiment.choose import choose as choose_models
+from equipoise.experiment.compare import cell_folder, num_folds
 from equipoise.experiment.compare import compare as compare_cells
+from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.new_rows import (
     Evaluation,
     SiteModels,
     evaluate_rows,
+    find_site,
     load_models,
     predict_rows,
+    read_choice,
 )
 from equipoise.experiment.predict import Predictor
 from equipoise.experiment.runner import Interrupted, resume_run
+from equipoise.records.decision import Choice, Decision
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.scores import NAMED
@@ -158,17 +165,7 @@ class Run:
             predictor = self._predictor(client)
             target = predictor.card.target
             outputs = predictor.outputs(rows)
-        if target.kind != "classification":
-            if probabilities:
-                raise UsageError(
-                    f"probabilities are of classes, and the model predicts a {target.kind}: leave "
-                    "it out"
-                )
-            return np.asarray(objective_of(target).predict(outputs))
-        if probabilities:
-            return np.asarray(outputs.softmax(-1))
-        chosen = np.asarray(outputs.argmax(-1))
-        return np.array(target.classes)[chosen] if target.name else chosen
+        return _predicted(target, outputs, probabilities)
 
     def evaluate(
         self,
@@ -313,7 +310,74 @@ def run_with_trackers(
         except Interrupted:
             how = f"equipoise.open({str(folder.path)!r}).resume()"
             raise KeyboardInterrupt(f"stopped after a whole round; go on with {how}") from None
-    html.try_write_report(folder.path)
+    conclude(folder.path)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The models that sites should use; :func:`equipoise.open_choice` reads those of a folder."""
+
+    folder: Path
+    task: Task | None = field(default=None, repr=False)
+    """Task, if that was made in Python."""
+
+    @property
+    def choice(self) -> Choice:
+        """Which model each site uses, and the decision that led to it."""
+        return read_choice(self.folder)
+
+    def __str__(self) -> str:
+        return "\n".join(choice_sentences(self.choice))
+
+    def predict(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        probabilities: bool = False,
+    ) -> NDArray[Any]:
+        """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
+        models = self._models()
+        number = find_site(models, client) if isinstance(client, str) else client
+        table = table_from_values(rows, "the table of rows", client_column)
+        outputs = predict_rows(models, table, number, client_column).outputs
+        return _predicted(models.target, outputs, probabilities)
+
+    def evaluate(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+    ) -> Evaluation:
+        """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
+        models = self._models()
+        number = find_site(models, client) if isinstance(client, str) else client
+        return evaluate_rows(models, rows, number, client_column, metric)
+
+    def _models(self) -> SiteModels:
+        settings = None
+        if self.task is not None:
+            config = Folder(self.folder / self.choice.members[0]).config
+            settings = settings_in(config, None, self.task.spec)
+        return load_models(self.folder, settings)
+
+
+def _predicted(target: Target, outputs: Tensor, probabilities: bool) -> NDArray[Any]:
+    """Return predictions as users expect them: classes, values or risks."""
+    if target.kind != "classification":
+        if probabilities:
+            raise UsageError(
+                f"probabilities are of classes, and the model predicts a {target.kind}: leave "
+                "it out"
+            )
+        return np.asarray(objective_of(target).predict(outputs))
+    if probabilities:
+        return np.asarray(outputs.softmax(-1))
+    chosen = np.asarray(outputs.argmax(-1))
+    return np.array(target.classes)[chosen] if target.name else chosen
 
 
 @dataclass(frozen=True)
@@ -355,7 +419,7 @@ class Comparison:
 
     folder: Path
     runs: dict[str, list[Run]]
-    """By the method's label, one run for each seed."""
+    """By the method's label, one run for each seed (and fold)."""
 
     def table(self) -> Table:
         """All figures, mean and standard deviation over seeds."""
@@ -397,6 +461,49 @@ class Comparison:
             for label, found in values.items()
             if label != against
         }
+
+    def decision(self) -> Decision | None:
+        """Return the verdict; None if the clients have no names or no test rows."""
+        return read_decision(self.folder)
+
+    def choose(
+        self,
+        out: str | Path | None = None,
+        *,
+        refit: str = "all",
+        ensemble: bool = False,
+        overwrite: bool = False,
+    ) -> Chosen:
+        """Decide which model each site should use, and train it on all rows.
+
+        Args:
+            out: Folder to write; ``chosen`` in that of the comparison if None.
+            refit: ``all`` trains the final model on all rows, without a test split; ``none``
+                takes the trained models as they are.
+            ensemble: Whether to train one model for each seed and average them.
+            overwrite: Whether to replace an earlier choice.
+
+        Returns:
+            The chosen models; ``print`` says in words what was chosen.
+
+        Raises:
+            UsageError: If nothing can be chosen.
+        """
+        decision = self.decision()
+        label = (
+            decision.method if decision and decision.method in self.runs else next(iter(self.runs))
+        )
+        run = self.runs[label][0]
+        _, folder = choose_models(
+            self.folder,
+            Path(out) if out is not None else None,
+            refit=refit,
+            ensemble=ensemble,
+            overwrite=overwrite,
+            method=run.method,
+            task=run.task.spec if run.task else None,
+        )
+        return Chosen(folder, run.task)
 
     def report(self) -> Page:
         """Write one HTML report for all runs; return its path."""
@@ -467,14 +574,15 @@ def compare(
     compare_cells(
         cells, seeds, folder, [call], resume=resume, overwrite=overwrite, resources=resources
     )
-    html.try_write_report(folder)
+    conclude(folder)
     runs = {
         label: [
             Run(
-                folder / cell_folder(label, seed + k),
+                folder / cell_folder(label, seed + k, fold, num_folds(cells[label])),
                 *python_parts(cells[label]["method"], task),
             )
             for k in range(seeds)
+            for fold in range(max(1, num_folds(cells[label])))
         ]
         for label in by_label
     }

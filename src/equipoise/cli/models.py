@@ -5,11 +5,76 @@ Imports that load PyTorch are inside the functions: ``--help`` of these commands
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from equipoise.cli.parser import Parser, output_file
+from equipoise.cli.parser import Parser, add_quiet, output_file
 
 MODEL_HELP = "folder of a run, of 'equipoise choose', or of a comparison with a choice"
+
+
+def choose(arguments: list[str]) -> int:
+    """Choose the models of all sites and train them on all rows.
+
+    Args:
+        arguments: Folder and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "choose",
+        "Say in words which method and model each site should use, with paired intervals and ties "
+        "called ties; train it on all rows; write one folder for predict, evaluate and export.",
+    )
+    parser.add_argument("runs", metavar="RUNS", help="folder of a comparison or of a run")
+    parser.add_argument(
+        "--refit",
+        default="all",
+        help="all: train the final model on all rows of each site, without a test split; "
+        "none: take the trained models as they are (default: all)",
+    )
+    parser.add_argument(
+        "--ensemble", action="store_true", help="train one model for each seed and average them"
+    )
+    parser.add_argument("--out", help="folder to write (default: chosen in RUNS)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier choice")
+    add_quiet(parser)
+    values = parser.parse(arguments)
+
+    from equipoise.experiment.choose import choice_sentences
+    from equipoise.experiment.choose import choose as choose_models
+    from equipoise.experiment.runner import OnRoundEnd
+    from equipoise.report.decision_text import print_decision
+    from equipoise.report.terminal import ProgressDisplay, make_console
+    from equipoise.settings.run_settings import RunSettings
+
+    current_run = contextlib.ExitStack()  # display of the run under way
+
+    def announce(settings: RunSettings, rounds: int) -> OnRoundEnd:
+        current_run.close()
+        title = f"{settings.run.method} on all rows, seed {settings.run.seed}"
+        display = ProgressDisplay(title, rounds, values.quiet)
+        current_run.enter_context(display)
+        return lambda record: display(record)
+
+    with current_run:
+        choice, out = choose_models(
+            Path(values.runs),
+            Path(values.out) if values.out else None,
+            refit=values.refit,
+            ensemble=values.ensemble,
+            overwrite=values.overwrite,
+            announce=announce,
+        )
+    if values.quiet or choice.decision is None:
+        return 0
+    console = make_console()
+    print_decision(choice.decision, console)
+    for sentence in choice_sentences(choice)[1 : -len(choice.decision.notes) or None]:
+        console.print(sentence, highlight=False, markup=False)
+    console.print(f"models: {out}; try 'equipoise evaluate {out} ROWS.csv'", highlight=False)
+    return 0
 
 
 def evaluate(arguments: list[str]) -> int:

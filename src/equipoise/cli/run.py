@@ -17,13 +17,16 @@ from equipoise.cli.parser import (
     resources_from,
 )
 from equipoise.experiment import runner
+from equipoise.experiment.compare import with_table_defaults
+from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Summary
-from equipoise.report import html, tables
+from equipoise.report import tables
+from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers
 from equipoise.settings.resources import ResourceConfig
@@ -47,7 +50,7 @@ def run(arguments: list[str]) -> int:
     add_output(parser, "runs/last")
     add_resources(parser)
     values, given = parse_run_options(parser, arguments)
-    settings = RunSettings.from_options(given)
+    settings = RunSettings.from_options(with_table_defaults(given))
     resources = resources_from(values)
     out = Path(values["out"])
     if is_worker_rank():
@@ -155,7 +158,7 @@ def _train_with_progress(
             file=sys.stderr,
         )
         return 1
-    report = html.try_write_report(out)
+    report = conclude(out)
     if not quiet:
         _print_summary(title, summary, out, report)
     return 0
@@ -191,6 +194,10 @@ def _print_summary(title: str, summary: Summary, out: Path, report: str) -> None
         console.print(describe_spent(summary.privacy), highlight=False)
     if summary.about.executor:
         console.print(f"executor: {summary.about.executor}", highlight=False)
+    decision = read_decision(out)
+    if decision is not None:
+        print_decision(decision, console)
+        console.print(f"next: equipoise choose {out}", highlight=False)
     best = f"best by validation: round {summary.best_round}; " if summary.best_round else ""
     console.print(f"{best}everything is in {out}", highlight=False)
     console.print(report, highlight=False, markup=False, soft_wrap=True)

@@ -61,6 +61,7 @@ class Capabilities:
             (agents that are rewarded then).
         runs_trial_training: Clients also train on trial, beside what they decided, so that no
             deadline can be met by deciding less.
+        needs_server_data: The server evaluates models on rows of its own.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
     """
 
@@ -69,6 +70,7 @@ class Capabilities:
     needs_common_start: bool = False
     needs_same_round_replies: bool = False
     runs_trial_training: bool = False
+    needs_server_data: bool = False
     learner_kind: str = "gradient"
 
 

@@ -111,7 +111,10 @@ def conclude(path: Path) -> str:
     Returns:
         One line that names the report, or says why there is none.
     """
-    write_decision(path)
+    try:
+        write_decision(path)
+    except Exception as error:  # a verdict never fails a run
+        return f"no decision: {type(error).__name__}: {error}; {html.try_write_report(path)}"
     return html.try_write_report(path)
 
 

@@ -18,6 +18,7 @@ import torch
 from equipoise.clock.devices import DevicePopulation
 from equipoise.core import Params, SupervisedTask, Task
 from equipoise.data.poisoning import DATA_ATTACKS
+from equipoise.data.splits import UserRowShares
 from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, write_inputs
 from equipoise.experiment.evaluation import (
     FinalScores,
@@ -216,7 +217,14 @@ def build_task(settings: RunSettings) -> Task:
     """
     run = settings.run
     last_training = settings.training.at(run.rounds, run.rounds)
-    task = settings.task_spec.build(settings.task_config, run.model, last_training, run.seed)
+    config = settings.task_config
+    if (
+        isinstance(config, UserRowShares)
+        and config.server_rows == "auto"
+        and not needs_server_rows(settings)
+    ):
+        config = replace(config, server_rows="never")
+    task = settings.task_spec.build(config, run.model, last_training, run.seed)
     if run.init_weights or run.adapter or run.blocks:
         task = task.with_network(run.init_weights, run.adapter, run.blocks, run.seed)
     if run.metric:
@@ -237,6 +245,16 @@ def build_task(settings: RunSettings) -> Task:
     _check_method_options(settings, task)
     _check_compatibility(settings, task)
     return task
+
+
+def needs_server_rows(settings: RunSettings) -> bool:
+    """Tell whether the server of a run evaluates or prepares anything on rows of its own."""
+    return (
+        settings.method.capabilities.needs_server_data
+        or settings.run.robust.startswith("trust")
+        or settings.selection.needs_server_loss
+        or getattr(settings.task_config, "preprocess_from", "") == "server"
+    )
 
 
 def _check_compatibility(settings: RunSettings, task: Task) -> None:

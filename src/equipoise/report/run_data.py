@@ -20,6 +20,7 @@ from equipoise.utils.errors import UsageError
 
 Config = dict[str, Any]
 """Options of a run by name, as `config.json` has them."""
+REPEATS = ("seed", "fold")  # options in which the runs of a group may differ
 MAX_RUNS = 300  # runs of one page; more make it too large to open
 
 
@@ -174,12 +175,13 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
         raise UsageError("these runs have different kinds of scores: report them apart")
     by_config: dict[str, list[RunData]] = {}
     for run in runs:
-        options = {name: value for name, value in run.config.items() if name != "seed"}
+        options = {name: value for name, value in run.config.items() if name not in REPEATS}
         by_config.setdefault(json.dumps(options, sort_keys=True), []).append(run)
     configs = [group[0].config for group in by_config.values()]
     return [
         RunGroup(
-            _label(group[0].config, configs), sorted(group, key=lambda run: run.config["seed"])
+            _label(group[0].config, configs),
+            sorted(group, key=lambda run: (run.config["seed"], run.config.get("fold", 0))),
         )
         for group in by_config.values()
     ]
@@ -188,7 +190,7 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
 def _label(config: Config, configs: Sequence[Config]) -> str:
     """Name the method, with the options that differ between groups of the same method."""
     others = [other for other in configs if other["method"] == config["method"]]
-    names = [name for name in config if name != "seed"]
+    names = [name for name in config if name not in REPEATS]
     differing = [name for name in names if any(other.get(name) != config[name] for other in others)]
     return " ".join([str(config["method"]), *(f"{name}={config[name]}" for name in differing)])
 
@@ -207,7 +209,9 @@ def find_run_folders(path: Path) -> list[Path]:
     """
     if Folder(path).config.is_file():
         return [path]
-    folders = sorted(file.parent for file in path.rglob("config.json"))
+    found = [file.parent for file in path.rglob("config.json")]
+    chosen = path / "chosen"  # final models, which 'equipoise choose' put there
+    folders = sorted(folder for folder in found if chosen not in folder.parents)
     if not folders:
         raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
     try:

@@ -105,6 +105,8 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
         seed: Seed of the split of rows.
     """
     if config.path.suffix == ".npz":
+        if config.folds:
+            raise UsageError("folds are for tables, and '.npz' holds recordings: leave it out")
         recordings = read_recordings(config.path, config.client_column, config.target)
         windows = federate_recordings(recordings, config.window, config, split_generator(seed))
         task = ExamplesTask(
