@@ -14,7 +14,7 @@ from equipoise.utils.errors import UsageError
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __all__
     from equipoise import methods
     from equipoise.api.inputs import private, robust, secure
-    from equipoise.api.results import Comparison, Run, compare
+    from equipoise.api.results import Chosen, Comparison, Run, compare
     from equipoise.api.run import open, open_choice, run
     from equipoise.api.task import Task
     from equipoise.config.schedules import constant, cosine, linear, steps
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __al
 
 __all__ = [
     "Capabilities",
+    "Chosen",
     "Client",
     "ClientUpdate",
     "Comparison",
@@ -76,7 +77,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "equipoise.api.results": ("Comparison", "Run", "compare"),
+    "equipoise.api.results": ("Chosen", "Comparison", "Run", "compare"),
     "equipoise.api.inputs": ("private", "robust", "secure"),
     "equipoise.api.run": ("open", "open_choice", "run"),
     "equipoise.api.task": ("Task",),

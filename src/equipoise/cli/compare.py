@@ -108,14 +108,15 @@ def _print_table(
 ) -> None:
     """Print the table of a finished comparison and where its files are."""
     console = make_console()
-    rows = tables.summary_rows(by_method, columns)
-    notes = tables.undefined_notes(by_method, columns)
-    print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
     decision = read_decision(out)
-    if decision is not None:
+    if decision is None:
+        rows = tables.summary_rows(by_method, columns)
+        notes = tables.undefined_notes(by_method, columns)
+        print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
+    else:
         print_decision(decision, console)
         console.print(f"next: equipoise choose {out}", highlight=False)
-    console.print(f"tables and runs are in {out}", highlight=False)
+    console.print(f"all figures: {out / 'table.md'}; runs are in {out}", highlight=False)
     console.print(report, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -183,21 +183,22 @@ def _print_notes(quiet: bool) -> OnMessage | None:
 
 def _print_summary(title: str, summary: Summary, out: Path, report: str) -> None:
     """Print the scores of a finished run and where its files are."""
-    columns = tables.summary_columns(summary)
-    by_method = {summary.about.method: [summary]}
-    notes = tables.undefined_notes(by_method, columns)
     console = make_console()
-    print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
+    decision = read_decision(out)
+    if decision is None:
+        columns = tables.summary_columns(summary)
+        by_method = {summary.about.method: [summary]}
+        notes = tables.undefined_notes(by_method, columns)
+        print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
+    else:
+        print_decision(decision, console)
+        console.print(f"next: equipoise choose {out}", highlight=False)
     if summary.stopped:
         console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
     if summary.privacy:
         console.print(describe_spent(summary.privacy), highlight=False)
     if summary.about.executor:
         console.print(f"executor: {summary.about.executor}", highlight=False)
-    decision = read_decision(out)
-    if decision is not None:
-        print_decision(decision, console)
-        console.print(f"next: equipoise choose {out}", highlight=False)
     best = f"best by validation: round {summary.best_round}; " if summary.best_round else ""
     console.print(f"{best}everything is in {out}", highlight=False)
     console.print(report, highlight=False, markup=False, soft_wrap=True)

@@ -12,14 +12,12 @@ from equipoise.experiment.decision import MODEL_WORDS, runs_by_method, write_dec
 from equipoise.experiment.new_rows import CHOICE_FILE, CHOICE_FOLDER
 from equipoise.experiment.row_outputs import LOCAL, PERSONAL
 from equipoise.experiment.runner import OnRoundEnd, run
-from equipoise.methods import find_method
 from equipoise.records import codec
 from equipoise.records.decision import Choice, Decision
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
-from equipoise.settings.option_registry import has_option, options
 from equipoise.settings.run_settings import RunSettings
-from equipoise.tasks import TaskSpec, find_task
+from equipoise.tasks import TaskSpec
 from equipoise.utils import io
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
@@ -81,14 +79,13 @@ def choose(
     io.make_folder(out)
     members = []
     for source in runs:
-        given = _final_options(source, decision)
+        given = _final_options(source)
         member = f"final/seed-{given['seed']}"
         members.append(member)
-        given = {
-            **given,
-            **({"method": method} if method else {}),
-            **({"task": task} if task else {}),
-        }
+        if method is not None:
+            given["method"] = method
+        if task is not None:
+            given["task"] = task
         settings = RunSettings.from_options(given)
         can_refit = isinstance(settings.task_config, UserRowShares)
         if refit == "none" or not can_refit:
@@ -97,15 +94,10 @@ def choose(
             continue
         watch = announce(settings, decision.rounds) if announce else None
         run(settings, out / member, on_round_end=_until(decision.rounds, watch))
-    is_local_run = not decision.method
     choice = Choice(
         members=members,
-        model=PERSONAL if is_local_run else decision.model,
-        sites={
-            site.name: site.model
-            for site in decision.sites
-            if site.model != decision.model and not is_local_run
-        },
+        model=decision.model if decision.federated_method else PERSONAL,
+        sites={site.name: site.model for site in decision.sites if site.model != decision.model},
         refit=refit,
         decision=decision,
     )
@@ -125,28 +117,20 @@ def _refuse_used_folder(out: Path, overwrite: bool) -> None:
 
 
 def _runs_of_choice(path: Path, decision: Decision) -> list[Folder]:
-    """Return one run of the chosen method for each seed."""
+    """Return one run of the chosen method for each seed.
+
+    Where each site's own model is chosen, it is the best federated method, which trains the own
+    models beside its own: new sites then have a global model, and all can be compared.
+    """
     by_method = runs_by_method(path)
-    if decision.method:
-        runs = by_method[decision.method]
-    else:
-        local = [found for found in by_method.values() if _is_local(found[0])]
-        runs = (local or list(by_method.values()))[0]
+    runs = by_method.get(decision.federated_method) or next(iter(by_method.values()))
     by_seed = {int(read_config(one.config)["seed"]): one for one in reversed(runs)}
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def _is_local(folder: Folder) -> bool:
-    return bool(read_config(folder.config)["method"] == LOCAL)
-
-
-def _final_options(source: Folder, decision: Decision) -> dict[str, object]:
+def _final_options(source: Folder) -> dict[str, object]:
     """Return the options of the final run: those of the run that it follows, on all rows."""
     given = dict(read_config(source.config))
-    if not decision.method:
-        given["method"] = LOCAL
-        table = options(find_method(LOCAL), find_task(str(given["task"])))
-        given = {name: value for name, value in given.items() if has_option(table, name)}
     whole = {
         "test_share": 0.0,
         "val_share": 0.0,
@@ -155,7 +139,7 @@ def _final_options(source: Folder, decision: Decision) -> dict[str, object]:
         "patience": 0,
         "finetune": False,
         "holdout_clients": 0.0,
-        "local_baseline": True,
+        "local_baseline": given["method"] != LOCAL,
     }
     return {**given, **{name: value for name, value in whole.items() if name in given}}
 

@@ -293,7 +293,7 @@ def final_rounds(path: Path, decision: Decision) -> int:
         The number of rounds.
     """
     by_method = runs_by_method(path)
-    runs = by_method.get(decision.method) or next(iter(by_method.values()))
+    runs = by_method.get(decision.federated_method) or next(iter(by_method.values()))
     curves = [_validation_curve(run, decision.metric) for run in runs]
     common = set(curves[0]).intersection(*curves)
     if not common:

@@ -484,6 +484,9 @@ def evaluate_rows(
     sites = split_by_site(models, known, client, column)
     outputs = _all_outputs(models, known, sites, column)
     site_models = {site.name: models.model_of(site.client) for site in sites}
+    if models.card.method == LOCAL:  # its personal models are each site's own
+        outputs = outputs.renamed({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
+        site_models = dict.fromkeys(site_models, LOCAL)
     evidence = _evidence(models, outputs, names[0], site_models)
     scores = resample(evidence.test, target, names[0])
     decision = judge(evidence, scores, _used_entry(models, evidence))
@@ -764,7 +767,6 @@ def model_to_export(path: Path, client: str | None) -> tuple[Folder, int | None,
     path = find_models(path)
     if not (path / CHOICE_FILE).is_file():
         folder = Folder(path)
-        folder.demand()
         return folder, None if client is None else folder.find_client(client), False
     choice = read_choice(path)
     if len(choice.members) > 1:

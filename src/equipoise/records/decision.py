@@ -109,6 +109,13 @@ class Decision:
     rounds: int
     """Rounds that the final model should train for."""
 
+    @property
+    def federated_method(self) -> str:
+        """Label of the chosen method, else of the best federated one; empty if there is none."""
+        if self.method:
+            return self.method
+        return next((one.method for one in self.candidates if one.method), "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
