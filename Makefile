@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow test-flower nginx chromium browser docs bench lint clean torture
+.PHONY: demo test test-slow test-flower nginx chromium browser docs wheel bench lint clean torture
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -55,6 +55,12 @@ nginx:
 # What does not need Flower is tested by `make test`; this starts real SuperLinks and SuperNodes on 127.0.0.1.
 test-flower: .venv-flower/.installed nginx
 	timeout --kill-after=60 2400 .venv-flower/bin/python -m pytest -rs -m 'slow or not slow' tests/flower/test_wire.py tests/flower/test_commands.py tests/flower_live
+
+# A source archive and a wheel in dist/, with metadata that the package index accepts.
+wheel: $(SETUP)
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

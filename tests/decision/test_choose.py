@@ -75,7 +75,7 @@ def test_choose_refits_on_all_rows_and_says_so(
     assert "trained on all rows of each site" in text
     assert "The scores are those of the split before" in " ".join(text.split())
     final = Folder(out / "final" / "seed-0")
-    assert [row["samples"] for row in read(final.clients)] == ["60"] * 3
+    assert [row["samples"] for row in read(final.path / "clients.csv")] == ["60"] * 3
     assert not final.read_summary().personal  # no row is left to test it on
     assert main(["evaluate", str(out), str(clinics / "held.csv")]) == 0
     text = capsys.readouterr().out
@@ -145,10 +145,7 @@ def test_folds_test_every_row_once(clinics: Path, tmp_path: Path) -> None:
     decision = json.loads((out / "decision.json").read_text())
     assert [site["test_rows"] for site in decision["sites"]] == [60, 60, 60]
     assert any("3-fold cross-validation" in note for note in decision["notes"])
-    tested = [
-        serialization.read_tensors(Folder(out / "fedavg" / name).outputs("test"))[0]
-        for name in folders
-    ]
+    tested = [Folder(out / "fedavg" / name).outputs("test").read_tensors() for name in folders]
     for site in range(3):
         rows = torch.cat([part["row"][part["site"] == site] for part in tested])
         assert len(rows) == len(rows.unique()) == 60

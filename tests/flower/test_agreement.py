@@ -25,7 +25,6 @@ from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
-from equipoise.records.client_table import read_table
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -154,15 +153,15 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
     shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
     given = {"task": "tables", "data": str(whole), "split_column": "part", "val_share": 0.0}
     own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
-    assert own.preprocessing_json() == found.preprocessor.to_json()
-    assert own.bytes_before == build_task(settings).bytes_before
+    assert own.preparation.to_json() == found.preprocessor.to_json()
+    assert own.preparation[1:] == build_task(settings).preparation[1:]
     assert found.upload_bytes == sum((sites / f"{name}.json").stat().st_size for name in SITES)
 
 
 def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: Path) -> None:
     wire = wire_of(sites)
     _, settings = agreed(wire)
-    told = build_task(settings).preprocessing_json()
+    told = build_task(settings).preparation.to_json()
     live = simulation(wire, settings, preparation=told)
     assert not any(live.run_round().absent for _ in range(2))
     carried = ["preparation" in codec.decode(messages[0])[1] for messages in wire.sent[1:]]
@@ -179,7 +178,7 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
 
 def remote(wire: Here) -> Callable[..., RemoteExecutor]:
     def make(*about: Any) -> RemoteExecutor:
-        told = about[1].preprocessing_json()
+        told = about[1].preparation.to_json()
         return RemoteExecutor(
             *about, wire=wire, run="test", time_limit=1.0, min_replies=1, preparation=told
         )
@@ -189,7 +188,7 @@ def remote(wire: Here) -> Callable[..., RemoteExecutor]:
 
 def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[float]]:
     runs.run(settings, out, make_executor=remote(wire))
-    return read_table(out / "clients.csv")
+    return Folder(out).read_table(Folder(out).clients)
 
 
 def test_rounds_tell_the_real_seconds_since_the_start(
@@ -261,7 +260,7 @@ def test_a_client_whose_scores_are_nonsense_has_none(sites: Path, tmp_path: Path
 def test_who_lost_the_preparation_is_told_again(sites: Path) -> None:
     wire = wire_of(sites)
     _, settings = agreed(wire)
-    live = simulation(wire, settings, preparation=build_task(settings).preprocessing_json())
+    live = simulation(wire, settings, preparation=build_task(settings).preparation.to_json())
     live.run_round()
     shutil.rmtree(sites / "state-va")
     assert (

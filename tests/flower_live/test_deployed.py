@@ -26,7 +26,7 @@ from equipoise.records.client_table import read_table
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
-from equipoise.utils import io as checkpoint
+from equipoise.utils import serialization as checkpoint
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
 

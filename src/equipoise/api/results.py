@@ -54,7 +54,6 @@ from equipoise.report.trackers import RunTrackers
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Run:
     @property
     def config(self) -> dict[str, object]:
         """All options of the run by name."""
-        return read_config(self._folder.config)
+        return self._folder.read_config()
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -111,7 +110,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run is finished."""
-        return self._folder.summary.is_file()
+        return self._folder.summary.exists()
 
     def report(self) -> Page:
         """Write the HTML report; return its path, which a notebook shows as the page itself."""
@@ -269,7 +268,9 @@ class Run:
         return Folder(self.folder)
 
     def _settings(self) -> RunSettings:
-        return settings_in(self._folder.config, self.method, self.task.spec if self.task else None)
+        return settings_in(
+            self._folder.read_config(), self.method, self.task.spec if self.task else None
+        )
 
     def _predictor(self, client: int | str | None) -> Predictor:
         return Predictor.of(
@@ -298,7 +299,7 @@ def run_with_trackers(
     Raises:
         KeyboardInterrupt: If the user asked to stop.
     """
-    done = len(folder.records()) if folder.config.is_file() else 0
+    done = folder.count_rounds()
     with RunTrackers(log, folder.path, done) as trackers:
 
         def watch(record: RoundRecord) -> str | None:
@@ -360,8 +361,8 @@ class Chosen:
     def _models(self) -> SiteModels:
         settings = None
         if self.task is not None:
-            config = Folder(self.folder / self.choice.members[0]).config
-            settings = settings_in(config, None, self.task.spec)
+            options = Folder(self.folder / self.choice.members[0]).read_config()
+            settings = settings_in(options, None, self.task.spec)
         return load_models(self.folder, settings)
 
 

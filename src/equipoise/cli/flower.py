@@ -12,7 +12,7 @@ from equipoise.flower.config import DeploymentConfig
 from equipoise.methods import find_method
 from equipoise.settings.option_registry import of_config, options
 from equipoise.tasks import find_task
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 
 def flower(arguments: list[str]) -> int:
@@ -40,7 +40,7 @@ def needs_flower() -> None:
     """Raise ``UsageError`` if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise UsageError(
-            "this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)"
+            f"this needs Flower in an environment of its own: {install_hint('flower')}"
         )
 
 

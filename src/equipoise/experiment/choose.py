@@ -14,12 +14,12 @@ from equipoise.experiment.row_outputs import LOCAL, PERSONAL
 from equipoise.experiment.runner import OnRoundEnd, run
 from equipoise.records import codec
 from equipoise.records.decision import Choice, Decision
+from equipoise.records.manifest import CheckedFolder
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import TaskSpec
 from equipoise.utils import io
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 REFIT_CHOICES = ("all", "none")
@@ -101,8 +101,9 @@ def choose(
         refit=refit,
         decision=decision,
     )
-    io.write_text(out / "choice.md", "\n\n".join(choice_sentences(choice)) + "\n")
-    io.write_text(out / CHOICE_FILE, codec.dumps(choice, indent=1))
+    words = "\n\n".join(choice_sentences(choice)) + "\n"
+    text = codec.dumps(choice, indent=1)
+    CheckedFolder(out).write({"choice.md": words, CHOICE_FILE: text})
     return choice, out
 
 
@@ -124,13 +125,13 @@ def _runs_of_choice(path: Path, decision: Decision) -> list[Folder]:
     """
     by_method = runs_by_method(path)
     runs = by_method.get(decision.federated_method) or next(iter(by_method.values()))
-    by_seed = {int(read_config(one.config)["seed"]): one for one in reversed(runs)}
+    by_seed = {int(one.read_config()["seed"]): one for one in reversed(runs)}
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def _final_options(source: Folder) -> dict[str, object]:
     """Return the options of the final run: those of the run that it follows, on all rows."""
-    given = dict(read_config(source.config))
+    given = dict(source.read_config())
     whole = {
         "test_share": 0.0,
         "val_share": 0.0,

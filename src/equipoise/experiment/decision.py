@@ -6,7 +6,6 @@ say what it is worth. A difference whose interval contains 0 is a tie, and is ca
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,16 +32,13 @@ from equipoise.experiment.row_outputs import (
     site_scores,
 )
 from equipoise.records import codec
-from equipoise.records.client_table import read_names, read_table
 from equipoise.records.decision import Candidate, Decision, Estimate, SiteDecision
+from equipoise.records.manifest import CheckedFolder
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import validation_score
 from equipoise.report import html
 from equipoise.report.run_data import find_run_folders
 from equipoise.training.objectives import objective_of
-from equipoise.utils import io
-from equipoise.utils.config_file import read_config
-from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import (
     format_score,
     higher_is_better,
@@ -133,7 +129,7 @@ def write_decision(path: Path) -> Decision | None:
         return None
     decision = decide(evidence)
     decision = replace(decision, rounds=final_rounds(path, decision))
-    io.write_text(Folder(path).decision, codec.dumps(decision, indent=1))
+    CheckedFolder(path).decision.write(codec.dumps(decision, indent=1))
     return decision
 
 
@@ -143,13 +139,8 @@ def read_decision(path: Path) -> Decision | None:
     Raises:
         UsageError: If the file is damaged.
     """
-    file = Folder(path).decision
-    if not file.is_file():
-        return None
-    try:
-        return codec.decode(Decision, json.loads(file.read_text()))
-    except ValueError as error:
-        raise UsageError(f"'{file}' is damaged or of another version: {error}") from error
+    file = CheckedFolder(path).decision
+    return codec.loads(Decision, file.read_text(), file) if file.exists() else None
 
 
 def runs_by_method(path: Path) -> dict[str, list[Folder]]:
@@ -161,13 +152,13 @@ def runs_by_method(path: Path) -> dict[str, list[Folder]]:
     Returns:
         The runs, ordered by seed and fold.
     """
-    if Folder(path).config.is_file():
-        method = str(read_config(Folder(path).config)["method"])
-        return {method: [Folder(path)]} if Folder(path).summary.is_file() else {}
+    folder = Folder(path)
+    if folder.has_config():
+        return {_method_of(folder): [folder]} if folder.summary.exists() else {}
     found: dict[str, list[Folder]] = {}
     for folder in map(Folder, find_run_folders(path)):
         parts = folder.path.relative_to(path).parts
-        if len(parts) == 2 and folder.summary.is_file():
+        if len(parts) == 2 and folder.summary.exists():
             found.setdefault(parts[0], []).append(folder)
     return found
 
@@ -182,7 +173,7 @@ def read_evidence(path: Path) -> Evidence | None:
         The evidence; None if there is none, see :func:`write_decision`.
     """
     by_method = {
-        label: [run for run in runs if run.outputs("test").is_file()]
+        label: [run for run in runs if run.outputs("test").exists()]
         for label, runs in runs_by_method(path).items()
     }
     by_method = {label: runs for label, runs in by_method.items() if runs}
@@ -209,7 +200,7 @@ def read_evidence(path: Path) -> Evidence | None:
     test = _joined(parts["test"])
     if test is None:
         return None
-    config = read_config(first.config)
+    config = first.read_config()
     return Evidence(
         target=card.target,
         metric=first.read_summary().trained.headline or "acc",
@@ -222,7 +213,7 @@ def read_evidence(path: Path) -> Evidence | None:
 
 
 def _method_of(run: Folder) -> str:
-    return str(read_config(run.config)["method"])
+    return str(run.read_config()["method"])
 
 
 def _names_of_models(label: str, method: str, is_first: bool, has_own: bool) -> dict[str, str]:
@@ -245,11 +236,11 @@ def _outputs_by_seed(
     by_seed: dict[int, list[RowOutputs]] = {}
     for run in runs:
         card = read_card(run)
-        if card is None or not run.outputs(split).is_file():
+        if card is None or not run.outputs(split).exists():
             continue
-        sites = tuple(read_names(run.clients).values()) or card.clients
-        rows = RowOutputs.read(run.outputs(split), sites).renamed(names)
-        by_seed.setdefault(int(read_config(run.config)["seed"]), []).append(rows)
+        sites = tuple(run.read_names().values()) or card.clients
+        rows = RowOutputs.from_tensors(run.outputs(split).read_tensors(), sites).renamed(names)
+        by_seed.setdefault(int(run.read_config()["seed"]), []).append(rows)
     return {seed: concatenate(parts) for seed, parts in by_seed.items()}
 
 
@@ -269,8 +260,8 @@ def _joined(methods: Sequence[Mapping[int, RowOutputs]]) -> list[RowOutputs] | N
 
 def _train_rows(run: Folder) -> dict[str, int]:
     """Return the training rows of each site."""
-    names = read_names(run.clients)
-    table = read_table(run.clients)
+    names = run.read_names()
+    table = run.read_table(run.clients)
     counts = table.get("samples", [])
     return {
         names[int(client)]: int(count)

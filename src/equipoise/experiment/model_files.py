@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from equipoise.core import Params
 from equipoise.records.run_dir import Folder
-from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 
 
@@ -23,22 +22,20 @@ def read_model(folder: Folder, client: int | None, is_local: bool = False) -> Pa
         UsageError: If the run has no such model.
     """
     name = "global" if client is None else "personal"
-    file = folder.models / f"{name}.safetensors"
-    if not file.is_file():
+    file = folder.model(name)
+    if not file.exists():
         reasons = {
             "global": "its method has no whole global model: try --client",
             "personal": "kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: the run is not finished, or {reasons[name]}")
-    tensors, _ = serialization.read_tensors(folder.baselines if is_local else file)
+    tensors = folder.baselines.read_tensors() if is_local else file.read_tensors()
     if is_local:
         prefix = "local."
-        kept = {name: value for name, value in tensors.items() if name.startswith(prefix)}
-        ids_of_models = tensors["client_ids"]
-        tensors = {name.removeprefix(prefix): value for name, value in kept.items()}
-        tensors["client_ids"] = ids_of_models
-    base = folder.models / "frozen.safetensors"
-    frozen = serialization.read_tensors(base)[0] if base.is_file() else {}
+        local = {name.removeprefix(prefix): v for name, v in tensors.items() if prefix in name}
+        tensors = {"client_ids": tensors["client_ids"], **local}
+    base = folder.model("frozen")
+    frozen = base.read_tensors() if base.exists() else {}
     if client is None:
         return {**frozen, **tensors}
     ids = tensors.pop("client_ids").tolist()

@@ -6,9 +6,6 @@ can be compared.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,21 +38,19 @@ from equipoise.experiment.row_outputs import (
     site_scores,
 )
 from equipoise.records import codec
+from equipoise.records.client_table import csv_text
 from equipoise.records.decision import Choice, Decision
+from equipoise.records.manifest import CheckedFile, CheckedFolder
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
 from equipoise.utils import io as files
-from equipoise.utils import serialization
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError, nearest
 
 CHOICE_FILE = "choice.json"
 CHOICE_FOLDER = "chosen"
 """Folder of a choice below that of its comparison."""
 MAX_LISTED_NAMES = 20
-FORMULA_MARKS = ("=", "+", "-", "@", "\t", "\r")
-"""First characters by which a spreadsheet takes a text for a formula."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +84,16 @@ class RunModels:
         """
         folder.demand()
         predictor = Predictor.without_weights(folder, settings)
-        models = folder.models
-        if (frozen := models / "frozen.safetensors").is_file():
-            predictor.module.load_state_dict(serialization.read_tensors(frozen)[0], strict=False)
-        global_: Params = {}
-        if (file := models / "global.safetensors").is_file():
-            global_, _ = serialization.read_tensors(file)
+        frozen = _tensors(folder.model("frozen"))
+        predictor.module.load_state_dict(frozen, strict=False)
+        global_ = _tensors(folder.model("global"))
         stacks: dict[str, Params] = {}
         place: dict[str, dict[int, int]] = {}
         constants = None
-        if (file := models / "personal.safetensors").is_file():
-            stacks[PERSONAL], _ = serialization.read_tensors(file)
-            place[PERSONAL] = _places(stacks[PERSONAL].pop("client_ids"))
-        if folder.baselines.is_file():
-            tensors, _ = serialization.read_tensors(folder.baselines)
+        if personal := _tensors(folder.model("personal")):
+            place[PERSONAL] = _places(personal.pop("client_ids"))
+            stacks[PERSONAL] = personal
+        if tensors := _tensors(folder.baselines):
             place[CONSTANT] = _places(tensors.pop("client_ids"))
             constants = tensors.pop(CONSTANT)
             if tensors:
@@ -159,6 +150,11 @@ class RunModels:
                 for part in x.split(ROWS_PER_BATCH)
             ]
         return torch.cat(parts)
+
+
+def _tensors(file: CheckedFile) -> Params:
+    """Read a file of tensors; empty if there is none."""
+    return file.read_tensors() if file.exists() else {}
 
 
 def _places(ids: Tensor) -> dict[int, int]:
@@ -222,6 +218,12 @@ class SiteModels:
             f"'{self.path}' has no global model, and hence none for sites that did not take part"
         )
 
+    @property
+    def pools(self) -> Mapping[str, str]:
+        """Small sites without a model of their own, and the pool whose model serves each."""
+        preprocessor = self.members[0].predictor.preprocessor
+        return dict(preprocessor.served_by) if isinstance(preprocessor, Preprocessor) else {}
+
     def name_of(self, client: int) -> str:
         """Return the name of a client, or its number if clients have no names."""
         return self.card.clients[client] if self.card.clients else str(client)
@@ -270,7 +272,7 @@ def load_models(path: Path, settings: RunSettings | None = None) -> SiteModels:
         choice = read_choice(path)
         folders = [Folder(path / member) for member in choice.members]
     members = tuple(RunModels.read(folder, settings) for folder in folders)
-    config = read_config(folders[0].config)
+    config = folders[0].read_config()
     metric = str(config.get("metric") or "")
     target = members[0].card.target
     return SiteModels(
@@ -302,11 +304,10 @@ def find_models(path: Path) -> Path:
 
 def read_choice(path: Path) -> Choice:
     """Read ``choice.json``; raise ``UsageError`` if it is damaged."""
-    file = path / CHOICE_FILE
-    try:
-        return codec.decode(Choice, json.loads(file.read_text()))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"'{file}' is damaged or of another version: {error}") from error
+    file = CheckedFolder(path).file(CHOICE_FILE)
+    if not file.exists():
+        raise UsageError(f"'{path}' holds no choice: make one with 'equipoise choose'")
+    return codec.loads(Choice, file.read_text(), file)
 
 
 # ------------------------------------------------------------------ rows by site
@@ -360,8 +361,9 @@ def split_by_site(
     known = {name: number for number, name in enumerate(models.card.clients)}
     if not known:
         known = {str(number): number for number in models.members[0].place.get(PERSONAL, {})}
+    pools = models.pools
     sites = [
-        SiteRows(name, known.get(name), np.flatnonzero(codes == code))
+        SiteRows(name, known.get(pools.get(name, name)), np.flatnonzero(codes == code))
         for code, name in enumerate(names)
     ]
     return sorted(sites, key=lambda one: len(known) if one.client is None else one.client)
@@ -740,6 +742,7 @@ def find_site(models: SiteModels, wanted: str) -> int:
         UsageError: If training had no such site.
     """
     names = models.card.clients
+    wanted = models.pools.get(wanted) or wanted
     if wanted in names:
         return names.index(wanted)
     if wanted.isdecimal() and any(
@@ -831,19 +834,5 @@ def _used_models(models: SiteModels, predictions: Predictions) -> str:
 
 def _write_csv(out: Path, columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
     """Write columns as CSV; no text is written that a spreadsheet would take for a formula."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_harmless(name) for name in columns])
-    for values in zip(*columns.values(), strict=True):
-        writer.writerow(
-            [f"{value:.6g}" if isinstance(value, float) else _harmless(value) for value in values]
-        )
     out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(out, text.getvalue())
-
-
-def _harmless(value: Any) -> Any:
-    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
-    if isinstance(value, str) and value.startswith(FORMULA_MARKS):
-        return f"'{value}"
-    return value
+    files.write_text(out, csv_text(columns))

@@ -23,11 +23,11 @@ from equipoise.data.time_series import WindowTransform, read_steps, steps_from_a
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
+from equipoise.records.manifest import CheckedFile
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 ROWS_PER_BATCH = 2**12  # bounds the memory
@@ -59,9 +59,9 @@ class Predictor:
             The predictor, whose network has no trained weights.
         """
         module, card = network_of(folder, settings)
-        preprocessor = _preprocessor(folder.preparation) if folder.preparation.is_file() else None
+        preprocessor = _preprocessor(folder.preparation) if folder.preparation.exists() else None
         known: frozenset[str] = frozenset()
-        config = read_config(folder.config)
+        config = folder.read_config()
         texts = (
             TextReader(config["text"], config["pretrained"], *card.shape)
             if config.get("pretrained")
@@ -175,12 +175,12 @@ def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.
     module = card.network() if card else None
     if card is not None and module is not None:
         return module, card
-    settings = settings or settings_in(folder.config)
+    settings = settings or settings_in(folder.read_config())
     task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
     card = Card.of(task, settings.run)
     if card is None or not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"task '{task.name}' learns no network: read its table from '{folder.models}'"
+            f"task '{task.info.name}' learns no network: read its table from '{folder.models}'"
         )
     return copy.deepcopy(task.module).eval(), card
 
@@ -213,12 +213,12 @@ def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
     return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
-def _preprocessor(file: Path) -> Preprocessor | WindowTransform:
+def _preprocessor(file: CheckedFile) -> Preprocessor | WindowTransform:
     """Read how raw rows of tables, or recordings, become inputs."""
+    text = file.read_text()
     try:
-        text = file.read_text(encoding="utf-8")
         kind = json.loads(text)["type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}") from error
     record_type: type[Preprocessor | WindowTransform] = (
         WindowTransform if kind == WindowTransform.__name__ else Preprocessor

@@ -22,6 +22,7 @@ from equipoise.data.federated_dataset import Ints, Target
 from equipoise.records.decision import Estimate
 from equipoise.training.objectives import Objective, objective_of
 from equipoise.utils import rng, serialization
+from equipoise.utils.pytree import Params
 
 CONSTANT = "constant"
 LOCAL = "local"
@@ -81,21 +82,20 @@ class RowOutputs:
             and torch.equal(self.y, other.y)
         )
 
-    def write(self, path: Path) -> None:
-        """Write everything but the names of the sites as safetensors."""
+    def fill(self, path: Path) -> None:
+        """Write everything but the names of the sites to a safetensors file."""
         tensors = {"site": torch.from_numpy(self.site), "row": torch.from_numpy(self.row)}
         outputs = {f"outputs.{name}": value for name, value in self.outputs.items()}
-        serialization.write_tensors(path, {**tensors, "y": self.y, **outputs})
+        serialization.fill_tensors(path, {**tensors, "y": self.y, **outputs}, {})
 
     @staticmethod
-    def read(path: Path, sites: tuple[str, ...]) -> RowOutputs:
-        """Read the result of :meth:`write`.
+    def from_tensors(tensors: Params, sites: tuple[str, ...]) -> RowOutputs:
+        """Return the outputs that :meth:`fill` wrote.
 
         Args:
-            path: The file.
+            tensors: Tensors of the file.
             sites: Names of the sites.
         """
-        tensors, _ = serialization.read_tensors(path)
         prefix = "outputs."
         outputs = {
             name.removeprefix(prefix): value

@@ -8,6 +8,7 @@ that was not accepted is dropped on both sides.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from equipoise.core import Params, State
@@ -20,6 +21,16 @@ class ClientStateStore:
     """State of one client in one run."""
 
     def __init__(self, root: Path, run: str, client: int) -> None:
+        """Open the client's folder of a run.
+
+        Args:
+            root: The node's folder.
+            run: Id of the run.
+            client: Id of the client.
+
+        Raises:
+            UsageError: If the id of the run could be a path.
+        """
         if not run.isalnum():
             raise UsageError(f"the run's id is '{run[:40]}': must be letters and digits")
         self.path = root / run / f"client-{client}"
@@ -70,16 +81,25 @@ class ClientStateStore:
         io.make_folder(self.path, private=True)
         io.write_text(self.preparation_file, text)
 
-    def save_secagg_input(self, round: int, part: Params, member: str) -> None:
-        """Save this client's input of a secure sum and its protocol state; delete older ones."""
+    def save_secagg_input(self, round: int, part: Params, update_digest: str, member: str) -> None:
+        """Save this client's input of a secure sum and its protocol state; delete older ones.
+
+        Args:
+            round: Number of the round.
+            part: The input.
+            update_digest: Digest of the update from which the input was made.
+            member: Protocol state.
+        """
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
             io.remove(old)
-        serialization.write_tensors(self.path / f"part-{round}.safetensors", part)
+        about = {"update": update_digest}
+        serialization.write_tensors(self.path / f"part-{round}.safetensors", part, about)
         self.save_secagg_state(round, member)
 
-    def load_secagg_input(self, round: int) -> Params:
-        """Return this client's input of a secure sum."""
-        return serialization.read_tensors(self.path / f"part-{round}.safetensors")[0]
+    def load_secagg_input(self, round: int) -> tuple[Params, str]:
+        """Return this client's input of a secure sum, and the digest of its update."""
+        part, about = serialization.read_tensors(self.path / f"part-{round}.safetensors")
+        return part, about["update"]
 
     def save_secagg_state(self, round: int, member: str) -> None:
         """Save the state of the secure aggregation protocol."""
@@ -103,3 +123,67 @@ class ClientStateStore:
 
     def _file(self, round: int) -> Path:
         return self.path / f"round-{round}.safetensors"
+
+
+class RevealedUpdates:
+    """Which updates a client has given to secure sums, over all runs.
+
+    The difference of two sums that have all updates in common but one is that one update. So a
+    client gives one update per round, and never the same update twice.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Open the record; the file is created with the first update."""
+        self.file = file
+
+    def check_round(self, run: str, round: int) -> None:
+        """Refuse a round for which this client has given an update, and all rounds before it.
+
+        Args:
+            run: Id of the run.
+            round: Number of the round.
+
+        Raises:
+            InvalidMessage: If the round is refused.
+        """
+        last = self._read()[0].get(run, 0)
+        if round <= last:
+            raise InvalidMessage(
+                f"this client has given its update of round {last} to a secure sum: it answers "
+                f"round {last + 1} and later ones"
+            )
+
+    def check_update(self, digest: str) -> None:
+        """Refuse an update that this client has given before, in any run.
+
+        Args:
+            digest: Digest of the update before weighting, because the server chooses weights.
+
+        Raises:
+            InvalidMessage: If the same update was given before.
+        """
+        if digest in self._read()[1]:
+            raise InvalidMessage(
+                "this client has given the very same update to a secure sum before, and two sums "
+                "with it could be subtracted: choose another seed"
+            )
+
+    def record(self, run: str, round: int, digest: str) -> None:
+        """Write down an update before it leaves, masked."""
+        last_rounds, digests = self._read()
+        last_rounds[run] = round
+        table = {"last_rounds": last_rounds, "digests": [*digests, digest]}
+        io.make_folder(self.file.parent, private=True)
+        io.write_text(self.file, json.dumps(table))
+
+    def _read(self) -> tuple[dict[str, int], list[str]]:
+        """Return the last round of each run, and the digests of all updates."""
+        if not self.file.exists():
+            return {}, []
+        try:
+            table = json.loads(io.read_text(self.file))
+            return table["last_rounds"], table["digests"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"'{self.file}' is damaged: this client's record of its secure sums is lost"
+            ) from error

@@ -22,7 +22,7 @@ from equipoise.flower.doctor import ENVIRONMENT
 from equipoise.flower.project import parse_address
 from equipoise.records.run_dir import Folder
 from equipoise.simulation.executor_selection import available_cores
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 STATUS_INTERVAL = 10.0  # seconds between questions about the run's status
 SIMULATION_ENVIRONMENT = {
@@ -218,11 +218,11 @@ def simulate_app(app: Path) -> int:
     settings, deployment = config.read_app_config(table)
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
-            "this needs Flower's simulation runtime: pip install 'equipoise[flower-simulation]'"
+            f"this needs Flower's simulation runtime: {install_hint('flower-simulation')}"
         )
     if deployment.nodes:
         raise UsageError("nodes is for deployments: virtual nodes have no keys")
-    clients = build_task(settings).num_clients
+    clients = build_task(settings).info.num_clients
     os.environ.update(SIMULATION_ENVIRONMENT)
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp

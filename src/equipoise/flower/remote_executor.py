@@ -25,9 +25,12 @@ from equipoise.core import (
 from equipoise.experiment.evaluation import own_scores
 from equipoise.flower import codec, node
 from equipoise.flower.codec import InvalidMessage, Metadata, NoReply, PreparationMissing
+from equipoise.flower.request_journal import RequestJournal
 from equipoise.flower.secagg import SecureAggregationRound, SecureCohortResults
+from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import CohortResults, Executor, init_client_states
+from equipoise.tasks.remote_tables import RemoteTablesTask
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
 from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
 from equipoise.wrappers.secure_aggregation import WORDS, SecureAggregation
@@ -76,6 +79,7 @@ class RemoteExecutor(Executor):
         time_limit: float,
         min_replies: int,
         preparation: str = "",
+        journal: RequestJournal | None = None,
     ) -> None:
         """Set up the executor.
 
@@ -90,6 +94,7 @@ class RemoteExecutor(Executor):
             time_limit: Seconds to wait for replies.
             min_replies: Replies below which a round changes nothing.
             preparation: Preprocessing of raw tables, for clients that do not have it yet.
+            journal: Record of what is asked, by which a resumed run accounts for lost rounds.
         """
         super().__init__(method, task, training, seed, rounds)
         self.wire = wire
@@ -97,6 +102,7 @@ class RemoteExecutor(Executor):
         self.time_limit = time_limit
         self.min_replies = min_replies
         self._preparation = preparation
+        self._journal = journal
         self._unprepared: set[int] = set()
         self._initial = task.init_params(seed)
         self._frozen = digest(task.frozen)
@@ -135,7 +141,12 @@ class RemoteExecutor(Executor):
         total: State | None = None
         if isinstance(self.method, SecureAggregation):
             secure = SecureAggregationRound(
-                self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies
+                self.wire.exchange,
+                self.run_id,
+                round,
+                self.time_limit,
+                self.min_replies,
+                self._journal,
             )
             total, summed = secure.run(metadata, self._words)
             results = {client: results[client] for client in summed}
@@ -160,7 +171,8 @@ class RemoteExecutor(Executor):
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """Encode a message for each connected client; return the others with the reason."""
         present = self.wire.present()
-        self.task.set_reported_sizes(cap_reported_sizes(present))
+        if isinstance(self.task, RemoteTablesTask):
+            self.task.set_reported_sizes(cap_reported_sizes(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(sorted(set(clients) - present.keys()), "not connected")
         about = {
@@ -173,13 +185,21 @@ class RemoteExecutor(Executor):
         messages = {
             client: node.encode_message(
                 message.for_clients(k),
-                self.task.blocks,
+                self.task.info.blocks,
                 {**about, **self._for_one(client, int(client_state.state["taken"][k]))},
             )
             for k, client in enumerate(clients)
             if client in present
         }
+        if self._journal is not None and messages:
+            self._journal.record_request(round, sorted(messages))
         return messages, absent
+
+    def lost_requests(self, rounds_done: int) -> list[LostRequest]:
+        """Return the requests of later rounds whose replies were lost when the server stopped."""
+        if self._journal is None:
+            return []
+        return [request for request in self._journal.read() if request.round > rounds_done]
 
     def final_scores(self, ids: Ints) -> dict[int, ClientFinalScores]:
         """Ask clients for the scores of their own models, except under differential privacy.

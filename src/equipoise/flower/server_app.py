@@ -20,6 +20,7 @@ from equipoise.flower.async_executor import AsyncRemoteExecutor
 from equipoise.flower.audit import AuditLog, read_node_register
 from equipoise.flower.launch import log_to_screen
 from equipoise.flower.remote_executor import RemoteExecutor
+from equipoise.flower.request_journal import RequestJournal
 from equipoise.flower.table_agreement import (
     agree_on_preprocessing,
     load_agreement,
@@ -84,11 +85,12 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             training,
             seed,
             rounds,
-            wire=wire(task.num_clients),
+            wire=wire(task.info.num_clients),
             run=_run_id(out, agreed.upload_bytes if agreed else 0),
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
-            preparation=task.preprocessing_json() if agreed else "",
+            preparation=agreed.preprocessor.to_json() if agreed else "",
+            journal=RequestJournal(out / "requests.json"),
         )
 
     def on_round_end(record: RoundRecord) -> None:
@@ -139,10 +141,10 @@ def _run_id(out: Path, statistics_bytes: int) -> str:
         out: Folder of the run.
         statistics_bytes: Bytes that clients sent before round 1, which a resumed run counts too.
     """
-    file = out / "flower.json"
+    file = Folder(out).flower
     if not file.exists():
         about = {"run": secrets.token_hex(8), "told": statistics_bytes}
-        io.write_text(file, json.dumps(about))
+        file.write(json.dumps(about))
     run: str = json.loads(file.read_text())["run"]
     return run
 

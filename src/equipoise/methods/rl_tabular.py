@@ -56,7 +56,7 @@ class TabularQ(Method):
         """Refuse tasks that are not tabular MDPs."""
         if not isinstance(task, TabularTask):
             raise UsageError(
-                f"{self.name} learns tables of an MDP, and task '{task.name}' has none: "
+                f"{self.name} learns tables of an MDP, and task '{task.info.name}' has none: "
                 "try --task two-state"
             )
 

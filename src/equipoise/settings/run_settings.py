@@ -196,6 +196,9 @@ def _with_model_and_rounds(
             "beside the sum; "
             "choose a fixed dp_clip"
         )
+    if run.patience < 0:
+        patience = 0 if privacy.has_noise else task.patience
+        run = dataclasses.replace(run, patience=patience)
     if run.patience and privacy.has_noise:
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation "

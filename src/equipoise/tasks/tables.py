@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, Preparation, TrainingConfig, option
 from equipoise.data import tabular
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.time_series import federate_recordings, read_recordings
@@ -95,7 +95,7 @@ class TablesConfig(TableLearningConfig):
         return Path(self.data).expanduser()
 
 
-def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     """Build the task from files.
 
     Args:
@@ -109,15 +109,15 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
             raise UsageError("folds are for tables, and '.npz' holds recordings: leave it out")
         recordings = read_recordings(config.path, config.client_column, config.target)
         windows = federate_recordings(recordings, config.window, config, split_generator(seed))
-        task = ExamplesTask(
+        return ExamplesTask(
             "tables",
             MODELS[model](windows.data.shape, windows.data.classes),
             windows.data,
             training,
+            preparation=Preparation(
+                windows.preprocessor, windows.upload_bytes, windows.download_bytes
+            ),
         )
-        task.preprocessor = windows.preprocessor
-        task.bytes_before = (windows.upload_bytes, windows.download_bytes)
-        return task
     tables = tabular.read_tables(config.path, config.client_column, config)
     return task_from_tables("tables", tables, config, model, training, seed)
 
@@ -145,12 +145,19 @@ def task_from_tables(
     """
     federation = tabular.build_federation(tables, config, split_generator(seed))
     module = MODELS[model](federation.data.shape, federation.data.classes)
-    task = ExamplesTask(
-        name, module, federation.data, training, objective=config.objective(federation.data)
+    return ExamplesTask(
+        name,
+        module,
+        federation.data,
+        training,
+        objective=config.objective(federation.data),
+        preparation=Preparation(
+            federation.preprocessor,
+            federation.upload_bytes,
+            federation.download_bytes,
+            federation.notes,
+        ),
     )
-    task.preprocessor = federation.preprocessor
-    task.bytes_before = (federation.upload_bytes, federation.download_bytes)
-    return task
 
 
 SPEC = TaskSpec(
@@ -161,6 +168,7 @@ SPEC = TaskSpec(
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear", "cnn1d"),
     build=build,
+    patience=25,
 )
 
 

@@ -299,7 +299,7 @@ class PageConfig(ComposedMethod):
             )
         if self.variant.split == "val" and not task.has_split("val"):
             raise UsageError(
-                f"{self.name} rewards its agents on validation data, and task '{task.name}' has "
+                f"{self.name} rewards its agents on validation data, and task '{task.info.name}' has "
                 "none: set val_share"
             )
         super().check(task, training)
@@ -319,7 +319,7 @@ class PageConfig(ComposedMethod):
         Returns:
             The configuration.
         """
-        rate = self.agent_rate or CRITIC_LR.get(task.name, CRITIC_LR["synthetic"])
+        rate = self.agent_rate or CRITIC_LR.get(task.info.name, CRITIC_LR["synthetic"])
         options: dict[str, Any] = {
             "learning_starts": self.warmup,
             "noise_decay_steps": NOISE_DECAY_ROUNDS,
