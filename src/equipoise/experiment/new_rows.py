@@ -742,15 +742,10 @@ def find_site(models: SiteModels, wanted: str) -> int:
         UsageError: If training had no such site.
     """
     names = models.card.clients
-    wanted = models.pools.get(wanted) or wanted
     if wanted in names:
         return names.index(wanted)
-    if wanted.isdecimal() and any(
-        int(wanted) in places for places in models.members[0].place.values()
-    ):
-        return int(wanted)
-    known = f": it has {', '.join(names[:MAX_LISTED_NAMES])}" if names else ": give its number"
-    raise UsageError(f"'{models.path}' has no client '{wanted}'{nearest(wanted, names)}{known}")
+    members = [""] if models.choice is None else models.choice.members
+    return Folder(models.path / members[0]).find_client(wanted)
 
 
 def model_to_export(path: Path, client: str | None) -> tuple[Folder, int | None, bool]:
