@@ -161,7 +161,11 @@ def world_of(name: str) -> tuple[str, dict[str, Any], Method, Task]:
     raise AssertionError(f"none of {WORLDS} suits {name}")
 
 
-@pytest.mark.parametrize("name", sorted(all_methods().keys() - SUPERVISED.keys()))
+AGENTS = {name for name, method in all_methods().items() if method.family == "agents"}
+"""Trees travel in tests/trees."""
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
 def test_learners_that_are_agents_travel_too(name: str, tmp_path: Path) -> None:
     world, small, method, task = world_of(name)
     loop = simulate(method, task, ROUNDS, "loop")
@@ -357,8 +361,15 @@ def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
     run = federate(method, task, Here(method, task, tmp_path))
     for _ in range(ROUNDS):
         run.run_round()
-    files = sorted(path.name for path in (tmp_path / "0" / "test" / "client-0").iterdir())
-    assert files == ["model.safetensors", "round-2.safetensors", "round-3.safetensors"]
+    folder = tmp_path / "0" / "test" / "client-0"
+    assert sorted(path.name for path in folder.glob("round-*")) == [
+        "round-2.safetensors",
+        "round-3.safetensors",
+    ]
+    assert sorted(path.name for path in (folder / "models").iterdir()) == [
+        "card.json",
+        "global.safetensors",
+    ]
 
 
 def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:

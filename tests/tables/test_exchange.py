@@ -221,5 +221,6 @@ def test_clients_whose_columns_differ_are_told_apart() -> None:
     fitted = fit_columns(messages, SPEC, CONFIG)
     assert fitted.preprocessor is None
     assert [str(f) for f in fitted.diagnostics if f.is_problem] == [
-        "column 'age' of client 'a': not every client has it"
+        "column 'age' of client 'b': it is missing here, and 1 of 2 clients have it: "
+        "add the column, or --ignore-columns age"
     ]

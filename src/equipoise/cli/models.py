@@ -184,7 +184,7 @@ def export(arguments: list[str]) -> int:
     folder, client, is_local = model_to_export(Path(values.folder), values.client)
     file, gap = export_model(folder.path, client, values.format, out, is_local=is_local)
     card = read_card(folder)
-    description = f"{card.in_words(client)}; " if card else ""
+    description = f"{card.describe(client)}; " if card else ""
     print(f"{file}: {description}predictions agree with the original within {gap:.1g}")
     return 0
 

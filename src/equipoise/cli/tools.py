@@ -42,7 +42,7 @@ def certify(arguments: list[str]) -> int:
     with step_progress("other choices tried", values.quiet) as update:
         certificate = certify_run(folder, values.samples, on_progress=update)
     if not values.quiet:
-        print("\n".join([*describe(certificate), f"Added to {folder / 'summary.json'}."]))
+        print("\n".join([*describe(certificate), f"Added to summary.json in {folder}."]))
     return 0
 
 

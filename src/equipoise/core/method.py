@@ -63,6 +63,7 @@ class Capabilities:
             deadline can be met by deciding less.
         needs_server_data: The server evaluates models on rows of its own.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
+        uploads_vary: Uploads have other names or shapes in other rounds.
     """
 
     aggregates_by_sum: bool = False
@@ -72,6 +73,7 @@ class Capabilities:
     runs_trial_training: bool = False
     needs_server_data: bool = False
     learner_kind: str = "gradient"
+    uploads_vary: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,13 @@ class Method(Options):
                 f"'{task.info.name}' is one layer: choose a deeper one (--model mlp)"
             )
 
-    def num_rounds(self, asked: int) -> int:
-        """Return the number of rounds of a run that asked for `asked` rounds."""
+    def num_rounds(self, asked: int, task: Options) -> int:
+        """Return the number of rounds of a run.
+
+        Args:
+            asked: The rounds that the user asked for.
+            task: Options of the task.
+        """
         return asked
 
     # ------------------------------------------------------------------ client: ONE client
@@ -241,6 +248,18 @@ class Method(Options):
             server's state.
         """
         return weights_by_num_examples(server.task, ids), server.state
+
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Find updates that no honest client can send, beyond `report_ranges`.
+
+        Args:
+            sent: The global model that was sent.
+            updates: Uploads of K clients.
+
+        Returns:
+            Row of each such client in the stack, with the reason.
+        """
+        return {}
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params

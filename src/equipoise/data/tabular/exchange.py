@@ -153,18 +153,34 @@ def fit_columns(
 def _align(
     messages: Sequence[ClientStatistics],
 ) -> tuple[list[ClientStatistics], list[Diagnostic]]:
-    """Restrict messages to the columns that all clients have, in the order of the first."""
+    """Restrict messages to the columns that all clients have, in the order of the first.
+
+    A column that some clients lack is a problem of those that lack it, or of those that have it if
+    they are fewer.
+    """
     by_name = [{column.name: column for column in message.columns} for message in messages]
-    common = [name for name in by_name[0] if all(name in columns for columns in by_name)]
-    aligned = []
+    names = dict.fromkeys(name for columns in by_name for name in columns)
+    common = [name for name in names if all(name in columns for columns in by_name)]
+    aligned = [
+        replace(message, columns=tuple(columns[name] for name in common))
+        for message, columns in zip(messages, by_name, strict=True)
+    ]
     diagnostics = []
-    for message, columns in zip(messages, by_name, strict=True):
-        aligned.append(replace(message, columns=tuple(columns[name] for name in common)))
-        for name in columns:
-            if name not in common:
-                option = f"--ignore-columns {name}"
-                about = Diagnostic("not every client has it", True, message.client, name, option)
-                diagnostics.append(about)
+    for name in names:
+        has_column = [name in columns for columns in by_name]
+        num_with = sum(has_column)
+        if num_with == len(messages):
+            continue
+        is_missing = 2 * num_with >= len(messages)
+        text = f"only {num_with} of {len(messages)} clients have it"
+        if is_missing:
+            text = f"it is missing here, and {num_with} of {len(messages)} clients have it"
+        option = f"--ignore-columns {name}"
+        diagnostics += [
+            Diagnostic(f"{text}: add the column, or {option}", True, message.client, name, option)
+            for message, has in zip(messages, has_column, strict=True)
+            if has != is_missing
+        ]
     return aligned, diagnostics
 
 

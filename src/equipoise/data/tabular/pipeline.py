@@ -119,7 +119,7 @@ def prepare_tables(
 
 
 def build_federation(
-    tables: ClientTables, config: TableConfig, rng: np.random.Generator
+    tables: ClientTables, config: TableConfig, rng: np.random.Generator, for_trees: bool = False
 ) -> TabularFederation:
     """Split the rows of all clients, fit the preprocessor to training rows, and transform all.
 
@@ -127,6 +127,7 @@ def build_federation(
         tables: The raw tables of all clients, with the same columns.
         config: Options of tables.
         rng: Draws the splits.
+        for_trees: Whether the model is made of trees, see `Preprocessor`.
 
     Raises:
         UsageError: If tables cannot be used; all problems are listed.
@@ -139,7 +140,10 @@ def build_federation(
     assert assignment is not None
     tables = prepared.tables
     preprocessor = msgspec.structs.replace(
-        preprocessor, clients=tables.names, served_by=tuple(tables.served_by.items())
+        preprocessor,
+        clients=tables.names,
+        served_by=tuple(tables.served_by.items()),
+        for_trees=for_trees,
     )
     if config.standardise == "client":
         scales = [
