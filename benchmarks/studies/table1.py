@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import percent, run
-from benchmarks.lab.tables import spread, table
+from benchmarks.lab.tables import as_options, made_at, spread, table
 
 SEEDS = (11, 12, 13)
 ROUNDS = 900
@@ -82,12 +82,6 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return {**last, "converged": done.summary["converged_round"], "curve": curve}
 
 
-def chosen_options(settings: str, method: str) -> str:
-    """Return a row's options as on the command line."""
-    chosen = {**OURS[method], **(REPOSITORY[method] if settings == "repository" else {})}
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-
-
 def accuracies(results: Results) -> list[str]:
     """One row per method and settings, beside the paper's row."""
     rows = []
@@ -97,20 +91,22 @@ def accuracies(results: Results) -> list[str]:
             if not found:
                 continue
             side = "personal" if method in PERSONAL else "local"
+            own = OURS[method] | (REPOSITORY[method] if settings == "repository" else {})
             rounds = [r["converged"]["personal" if method in PERSONAL else "global"] for r in found]
             rows.append(
                 [
                     method,
-                    f"`{chosen_options(settings, method)}`",
+                    as_options(own),
                     ", ".join(str(r["seed"]) for r in found),
                     spread([r["global"] for r in found], 2),
                     spread([r[side] for r in found], 2),
                     spread(rounds, 0),
                     *published,
+                    made_at(found),
                 ]
             )
     head = ["method", "options", "seeds", "global %", "local %", "round"]
-    return table([*head, "paper: global %", "paper: local %", "paper: round"], rows)
+    return table([*head, "paper: global %", "paper: local %", "paper: round", "commit"], rows)
 
 
 def missing(results: Results) -> list[str]:
