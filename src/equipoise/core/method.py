@@ -136,6 +136,10 @@ class Method(Options):
                 f"'{task.name}' is one layer: choose a deeper one (--model mlp)"
             )
 
+    def warnings(self, task: Task, num_rounds: int) -> tuple[str, ...]:
+        """Return sentences about surprising but valid options, shown before the run starts."""
+        return ()
+
     def num_rounds(self, asked: int) -> int:
         """Return the number of rounds of a run that asked for `asked` rounds."""
         return asked

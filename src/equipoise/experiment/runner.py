@@ -116,7 +116,7 @@ def run(
         io.make_folder(folder.checkpoint.parent)
         write_inputs(folder, settings, task)
         write_config(folder.config, settings.to_dict)
-        _send_warnings(task, on_message)
+        _send_warnings(settings, task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -157,7 +157,7 @@ def resume_run(
     check_unchanged(folder, settings, task)
     with io.locked(folder.path):
         io.make_folder(folder.checkpoint.parent)
-        _send_warnings(task, on_message)
+        _send_warnings(settings, task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -270,11 +270,12 @@ def _check_compatibility(settings: RunSettings, task: Task) -> None:
         )
 
 
-def _send_warnings(task: Task, on_message: OnMessage | None) -> None:
-    """Pass the warnings of a task to the callback."""
+def _send_warnings(settings: RunSettings, task: Task, on_message: OnMessage | None) -> None:
+    """Pass the warnings of the task and of the method to the callback."""
     if on_message is None:
         return
-    for warning in task.warnings():
+    num_rounds = settings.method.num_rounds(settings.run.rounds)
+    for warning in (*task.warnings(), *settings.method.warnings(task, num_rounds)):
         on_message(warning)
 
 
