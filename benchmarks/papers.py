@@ -400,8 +400,9 @@ def cheaper_populations() -> str:
         for variant in ("learned", "fedavg"):
             own = [r for r in fedpolicy.found(cells, scenario, variant) if r["seed"] in best]
             values = [fedpolicy.spent_until(r, 0.8 * best[r["seed"]]) for r in own]
-            spent.append(values if values and None not in values else None)
-        if spent[0] and spent[1]:
+            reached = [value for value in values if value is not None]
+            spent.append(reached if len(reached) == len(values) else [])
+        if all(spent):
             total += 1
             fewer += fmean(spent[0]) < fmean(spent[1])
     return f"fewer megabytes than FedAvg in {fewer} of {total} populations"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +143,13 @@ def periods(results: Results) -> list[str]:
 def exponents(results: Results) -> list[str]:
     """Slopes of log steps against each parameter of the theorems, beside the bound's exponent."""
     rows: list[list[Any]] = []
-    for along, name, bound, x_of in (
+    parameters: tuple[tuple[str, str, str, Callable[[Record], float]], ...] = (
         ("gamma", "1/(1 - γ), FedSynQ", "5", lambda r: 1 / (1 - r["value"])),
         ("size", "|S||A|, FedAsynQ-ImAvg", "1 (as 1/μ_avg)", lambda r: 2 * r["value"]),
         ("size", "1/μ_avg, FedAsynQ-ImAvg", "1", lambda r: 1 / r["mu_avg"]),
         ("mixing", "t_mix, FedAsynQ-ImAvg", "0 in the leading term", lambda r: r["t_mix"]),
-    ):
+    )
+    for along, name, bound, x_of in parameters:
         found = by(results, "value", experiment="exponent", along=along)
         reached = [r for r in found if r["steps"]]
         x = [x_of(r) for r in reached]
