@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow test-flower nginx chromium browser docs bench lint clean torture
+.PHONY: demo test test-slow test-flower nginx chromium browser docs wheel bench lint clean torture
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -43,7 +43,7 @@ docs: $(SETUP)
 # Flower holds back packages that the rest is newer in, so it has an environment of its own.
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data]" pytest
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data,report]" pytest
 	@touch .venv-flower/.installed
 
 # Debian's nginx, where it is missing and may be installed; without it the test of the proxy is skipped.
@@ -56,6 +56,12 @@ nginx:
 test-flower: .venv-flower/.installed nginx
 	timeout --kill-after=60 2400 .venv-flower/bin/python -m pytest -rs -m 'slow or not slow' tests/flower/test_wire.py tests/flower/test_commands.py tests/flower_live
 
+# A source archive and a wheel in dist/, with metadata that the package index accepts.
+wheel: $(SETUP)
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,8 +69,9 @@ lint: $(SETUP)
 
 # Kill runs at random moments and compare what they come to; then faults at every write, in every way.
 torture: $(SETUP)
-	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 1000 --minutes 30
-	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 1000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 2000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 2000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.corruption --cases 4000 --minutes 30
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/trust
 
 bench: $(SETUP)

@@ -81,7 +81,7 @@ def test_what_a_model_may_do() -> None:
 
     with pytest.raises(eq.UsageError, match="other outputs when asked again"):
         built(eq.Task.from_datasets(pairs(), model=Dropping(6, 3)))
-    assert not built(eq.Task.from_datasets(pairs(), model=Looking(6, 3))).stackable
+    assert not built(eq.Task.from_datasets(pairs(), model=Looking(6, 3))).info.stackable
 
 
 def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(tmp_path: Path) -> 
 
 def test_tasks_are_values_and_check_their_options() -> None:
     task = eq.Task.named("synthetic", clients=5)
-    assert built(task).num_clients == 5
+    assert built(task).info.num_clients == 5
     with pytest.raises(eq.UsageError, match=r"task 'synthetic' has no option 'client' .*'clients'"):
         eq.Task.named("synthetic", client=5)
     with pytest.raises(eq.UsageError, match="given twice, under two names"):
@@ -140,13 +140,15 @@ def test_tables_in_memory_are_read_as_files_are(tmp_path: Path) -> None:
         for k, task in enumerate((folder, memory, arrow))
     ]
     assert scores[0] == scores[1] == scores[2]
-    assert built(memory).client_names == ("cleveland", "va")
-    assert built(memory).class_names == ("no", "yes")
+    assert built(memory).info.client_names == ("cleveland", "va")
+    assert built(memory).info.class_names == ("no", "yes")
     with pytest.raises(eq.UsageError, match="target_type is 'ordinal': must be"):
         eq.Task.from_tables(tables, target="ill", target_type="ordinal")
     with pytest.raises(eq.UsageError, match="the table of client 'x' is a int"):
         eq.Task.from_tables({"x": 5}, target="ill")
-    assert built(eq.Task.from_tables({"a/b": tables["va"]}, target="ill")).client_names == ("a/b",)
+    assert built(eq.Task.from_tables({"a/b": tables["va"]}, target="ill")).info.client_names == (
+        "a/b",
+    )
 
 
 def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
     shares = run.predict(new, client="va", probabilities=True)
     assert shares.shape == (2, 2)
     assert shares.sum(1) == pytest.approx(1)
-    age = built(run.task).preprocessor.encoders[
+    age = built(run.task).preparation.preprocessor.encoders[
         0
     ]  # standardised by hand: mean and scale of the training rows
     x = np.array([[(80 - age.mean) / age.scale, 1], [(20 - age.mean) / age.scale, 0]], np.float32)

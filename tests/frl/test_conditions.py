@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from equipoise.environments import theory
+from equipoise.environments.tabular_task import TabularConfig
 from equipoise.environments.theory import Coverage
 from equipoise.methods.rl_tabular import FedAsynQEq, FedAsynQIm, FedSynQ
 from equipoise.utils.errors import UsageError
@@ -85,7 +86,7 @@ def test_what_the_theory_cannot_answer_is_refused() -> None:
     with pytest.raises(UsageError, match="give --eta a number"):
         _task(settings)
     with pytest.raises(UsageError, match="by --rounds"):
-        FedSynQ(tau="auto", steps=100).num_rounds(10)  # type: ignore[arg-type]
+        FedSynQ(tau="auto", steps=100).num_rounds(10, TabularConfig())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="or auto"):
         FedAsynQIm(tau="often")  # type: ignore[arg-type]
     assert FedAsynQEq(tau="auto").tau == 0  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def local_training(task: Any, client: int, start: Any, epochs: int, lr: float, t
 
 def play(task: Any, first: Any) -> tuple[list[Any], Any]:
     """The whole game; `first` is a run of one round, for the networks as they were drawn."""
-    n = task.num_clients
+    n = task.info.num_clients
     nets = first.store.state["agent"]["ddpg"]
     clients = [Agent(nets["actor"][i], nets["critic"][i], 1, 2) for i in range(n)]
     server_nets = first.server_state["server_agent"]["ddpg"]

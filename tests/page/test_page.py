@@ -86,7 +86,7 @@ def test_the_range_of_rates_is_the_authors_of_the_task() -> None:
         "fmnist": (0.001, 0.1),
     }
     for name, lr_range in expected.items():
-        task.name = name
+        task.info = replace(task.info, name=name)
         assert Page().lr_range(task) == lr_range
         assert Page(lr_max=0.5).lr_range(task) == (lr_range[0], 0.5)
 
@@ -111,7 +111,7 @@ def test_rates_are_those_of_table_7() -> None:
     config = Page(agents="per-client").agent_config(small_task())
     assert (config.critic_lr, config.actor_lr, config.tau) == (0.01, 0.001, 0.01)
     task = small_task()
-    task.name = "shakespeare"
+    task.info = replace(task.info, name="shakespeare")
     assert Page().agent_config(task).actor_lr == pytest.approx(0.0005)
     assert Page(agent_rate=0.2).agent_config(task).critic_lr == 0.2
     assert set(CRITIC_LR) == {"synthetic", "cifar100", "tinyimagenet", "shakespeare"}
@@ -120,7 +120,7 @@ def test_rates_are_those_of_table_7() -> None:
 def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() -> None:
     method, task = Page(**PAPER), small_task()
     sim = simulate(method, task, 1)
-    ids = torch.arange(task.num_clients)
+    ids = torch.arange(task.info.num_clients)
     received_acc = task.evaluate_stack(ids, everybody(sim.initial_params), "val")["acc"]
     held = sim.store.state["agent"]
     assert largest_difference(held["last_state"].squeeze(1), received_acc) < 1e-12
@@ -175,7 +175,7 @@ def test_agents_decide_only_the_named_controls(controls: str) -> None:
     assert (last.train["lr"].min != last.train["lr"].max) == ("eta" in factors)
     assert ("p" in last.logged) == ("p" in factors)
     if "alpha" not in factors:
-        assert last.train["epochs"].mean == task.training.epochs
+        assert last.train["epochs"].mean == task.info.training.epochs
 
 
 @pytest.mark.parametrize(
@@ -358,20 +358,20 @@ def test_scaled_rewards_are_the_same_as_rewards_that_were_stored_scaled() -> Non
 def test_what_is_unsound_is_refused_with_a_reason(options: dict[str, Any], words: str) -> None:
     task = small_task()
     with pytest.raises(UsageError, match=words):
-        Page(**options).check(task, task.training)
+        Page(**options).check(task, task.info.training)
 
 
 def test_no_validation_data_is_refused_unless_test_data_pay() -> None:
     task = small_task(val_share=0.0)
     with pytest.raises(UsageError, match="val_share"):
-        Page().check(task, task.training)
-    Page(**AUTHORS_CODE).check(task, task.training)
+        Page().check(task, task.info.training)
+    Page(**AUTHORS_CODE).check(task, task.info.training)
 
 
 def test_dropped_clients_leave_the_weights_a_simplex() -> None:
     task = small_task()
     sim = simulate(Page(**PAPER), task, 1)
-    s = Server(task, task.training, sim.params, sim.server_state, 0, 2, 2)
+    s = Server(task, task.info.training, sim.params, sim.server_state, 0, 2, 2)
     ids = torch.tensor([1, 4])
     uploads = {k: v[ids] for k, v in sim.store.local_params.items()}
     losses: dict[str, Tensor] = {

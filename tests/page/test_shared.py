@@ -83,7 +83,7 @@ def test_permuting_clients_permutes_their_weights() -> None:
 def test_with_noise_too_a_clients_weight_is_its_own_wherever_it_stands() -> None:
     task = small_task()
     sim = simulate(Page(**PAPER), task, 3)
-    s = Server(task, task.training, sim.params, sim.server_state, 0, 4, 9)
+    s = Server(task, task.info.training, sim.params, sim.server_state, 0, 4, 9)
     config, order = CONFIG, torch.tensor([2, 5, 0, 1, 4, 3])
     player = {
         **sim.server_state["server_agent"],
@@ -266,7 +266,7 @@ def test_chance_decides_in_the_box_until_the_agent_has_learned() -> None:
     assert int(early.server_state["client_agent"]["num_stored"]) == 42
     assert float(spent.std()) > 4.5  # of uniform numbers from 1 to 20 it is 5.8
     near = simulate(Page(warmup=1, window=0), task, 8, seed=5)
-    assert all(epochs == task.training.epochs for epochs in near.logs[-1].decisions["epochs"])
+    assert all(epochs == task.info.training.epochs for epochs in near.logs[-1].decisions["epochs"])
 
 
 def test_cohorts_change_and_a_transition_closes_when_its_client_returns() -> None:
@@ -296,7 +296,7 @@ def test_nothing_at_the_server_grows_with_the_clients() -> None:
 def test_only_some_of_the_asked_reply() -> None:
     task, method = small_task(), Page(**PAPER)
     sim = simulate(method, task, 2)
-    s = Server(task, task.training, sim.params, sim.server_state, 0, 3, 3)
+    s = Server(task, task.info.training, sim.params, sim.server_state, 0, 3, 3)
     metrics = {
         "received_loss": torch.ones(1),
         "trained_loss": torch.ones(1).double(),

@@ -18,6 +18,8 @@ from equipoise.utils.errors import UsageError, nearest
 
 AUTO = "auto"
 """The text that options with `auto` take for 0."""
+MAX_WHOLE_NUMBER = 2**53
+"""Largest whole number of any option: the largest that JSON keeps exactly."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -37,7 +39,9 @@ class Constraint:
     def allows(self, value: Any) -> bool:
         """Tell whether a value is within the bounds."""
         if isinstance(value, str):
-            return not self.choices or value in self.choices
+            return "\0" not in value and (not self.choices or value in self.choices)
+        if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
+            return False
         return (
             (math.isfinite(value) or value == self.high)
             and (self.low is None or value >= self.low)
@@ -156,6 +160,8 @@ def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constra
     near = nearest(value, rule.choices) if rule.choices and isinstance(value, str) else ""
     if isinstance(value, Schedule):
         return f"{name} is {value}: must be {describe_expected(kind, rule)} in every round"
+    if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
+        return f"{name} is too large: must be at most 2^53, about {MAX_WHOLE_NUMBER:.0e}"
     return f"{name} is {value!r}: must be {describe_expected(kind, rule)}{near}"
 
 
@@ -207,7 +213,10 @@ def _converted(kind: OptionType, value: Any) -> Any:
     ):
         return value
     if kind.type is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return MISSING
     if kind.type is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     return MISSING

@@ -18,6 +18,7 @@ from equipoise.core import (
     Client,
     ClientState,
     ClientUpdate,
+    ExperimentTask,
     LocalHParams,
     Method,
     Params,
@@ -26,6 +27,8 @@ from equipoise.core import (
     SupervisedTask,
     Task,
 )
+from equipoise.environments.deep_task import DeepRLTask
+from equipoise.environments.heldout import heldout_returns
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
 from equipoise.records.scores import ClientFinalScores, Evaluations, Scores
@@ -118,12 +121,12 @@ def final_scores(
             return _reported_scores(found, simulation)
         personal = _evaluated(task, personal_model_batches(simulation), len(simulation.store.ids))
         columns: dict[str, list[float]] = {}
-        if personal and isinstance(task, SupervisedTask) and task.client_names:
+        if personal and isinstance(task, SupervisedTask) and task.info.client_names:
             columns = _baseline_columns(
                 task, personal_model_batches(simulation), simulation.schedule.seed
             )
             if local_baseline:
-                columns[f"local_{task.metric}"] = _local_baseline(simulation, make).tolist()
+                columns[f"local_{task.info.metric}"] = _local_baseline(simulation, make).tolist()
     return FinalScores(found, personal, columns)
 
 
@@ -171,7 +174,7 @@ def client_baselines(
     Returns:
         Values by column of clients.csv.
     """
-    metric = task.metric
+    metric = task.info.metric
     low, high = task.confidence_interval(client, model, rng.generator(seed, rng.BOOTSTRAP, client))
     constant = float(task.constant_baseline(client)[metric])
     return {
@@ -201,7 +204,7 @@ def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinal
         }
         more = (
             client_baselines(task, client, model, seed)
-            if isinstance(task, SupervisedTask) and task.client_names
+            if isinstance(task, SupervisedTask) and task.info.client_names
             else {}
         )
         return ClientFinalScores(scores, more)
@@ -239,10 +242,10 @@ def _local_baseline(simulation: FederatedSimulation, make: MakeExecutor) -> Tens
     batches = (
         (ids, alone.store.held(ids).local_params) for ids in client_batches(simulation.store.ids)
     )
-    return _evaluated(task, batches, len(simulation.store.ids))[task.metric].double()
+    return _evaluated(task, batches, len(simulation.store.ids))[task.info.metric].double()
 
 
-def hold_out(task: Task, share: float, seed: int) -> Task:
+def hold_out(task: ExperimentTask, share: float, seed: int) -> ExperimentTask:
     """Hold clients out of training.
 
     Args:
@@ -256,57 +259,59 @@ def hold_out(task: Task, share: float, seed: int) -> Task:
     Raises:
         UsageError: If no client would be left.
     """
-    count = max(1, round(share * task.num_clients))
-    if count >= task.num_clients:
+    count = max(1, round(share * task.info.num_clients))
+    if count >= task.info.num_clients:
         raise UsageError(
-            f"holdout_clients {share} leaves nobody of {task.num_clients} clients to train: "
+            f"holdout_clients {share} leaves nobody of {task.info.num_clients} clients to train: "
             "lower it"
         )
-    order = rng.generator(seed, rng.NEWCOMERS).permutation(task.num_clients)
+    order = rng.generator(seed, rng.NEWCOMERS).permutation(task.info.num_clients)
     members = task.subset(np.sort(order[count:]))
     members.heldout_clients = task.subset(np.sort(order[:count]))
     return members
 
 
-def score_heldout_clients(simulation: FederatedSimulation, choice: ExecutorPlan) -> Newcomers:
+def score_heldout_clients(
+    simulation: FederatedSimulation, task: ExperimentTask, choice: ExecutorPlan
+) -> Newcomers:
     """Score clients that were held out of training after some local training.
 
     They start from the server's model: shared blocks as trained, other blocks as initialised.
 
     Args:
         simulation: The finished simulation.
+        task: Its task, with the clients that were held out.
         choice: Executor and threads.
 
     Returns:
         Test scores after 0, 1 and 5 epochs of local training; of agents, after some steps.
     """
-    task = simulation.task
-    assert task.heldout_clients is not None
     heldout = task.heldout_clients
+    assert heldout is not None
     s = simulation.schedule
     training = simulation.training.at(s.num_rounds, s.num_rounds)
-    adapted = task.adaptation_scores(simulation.method, simulation.params, s.seed)
-    if adapted is not None:
+    if isinstance(task, DeepRLTask) and isinstance(heldout, DeepRLTask):
+        adapted = heldout_returns(task, heldout, simulation.method, simulation.params, s.seed)
         return Newcomers(
-            heldout.num_clients, {int(steps): Scores(scores) for steps, scores in adapted.items()}
+            heldout.info.num_clients, {steps: Scores(scores) for steps, scores in adapted.items()}
         )
-    ids = torch.arange(heldout.num_clients)
+    ids = torch.arange(heldout.info.num_clients)
     method = FedAvg()
     executor = choice.make(method, heldout, training, s.seed, s.num_rounds)
     lr = torch.full((len(ids),), training.lr, dtype=torch.float64)
     after: dict[int, Scores] = {}
     for epochs in ADAPTATION_EPOCHS:
         train = LocalHParams(torch.full_like(ids, epochs), lr)
-        down = ServerMessage(simulation.params, dict.fromkeys(heldout.blocks, True), train)
+        down = ServerMessage(simulation.params, dict.fromkeys(heldout.info.blocks, True), train)
         held = init_client_states(method, heldout, ids, simulation.params, keeps_local=False)
         reply = executor.run_clients(s.num_rounds + 1, ids, down, held, ("test",)).stack
         assert reply is not None
         scores = reply.scores["test"]["trained"]
         means = {name: float(value.double().mean()) for name, value in scores.items()}
         after[epochs] = Scores(
-            {**means, "std": float(scores[heldout.metric].double().std(correction=0))}
+            {**means, "std": float(scores[heldout.info.metric].double().std(correction=0))}
         )
-    return Newcomers(heldout.num_clients, after)
+    return Newcomers(heldout.info.num_clients, after)
 
 
 @dataclass(frozen=True)
@@ -375,17 +380,19 @@ def finetuned(simulation: FederatedSimulation) -> Finetuned:
     ids, models = simulation.personal_models()
     executor = EXECUTORS[schedule.executor](Sweep(), task, last, schedule.seed, schedule.num_rounds)
     held = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
-    down = ServerMessage(simulation.params, dict.fromkeys(task.blocks, False))
+    down = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
     reply = executor.run_clients(
         schedule.num_rounds + 1, torch.from_numpy(ids), down, held, ()
     ).stack
     assert reply is not None
     out = reply.update.metrics
-    pooled = out[f"val {task.metric}"].double().mean(0) * (1 if task.higher_is_better else -1)
+    pooled = out[f"val {task.info.metric}"].double().mean(0) * (
+        1 if task.info.higher_is_better else -1
+    )
     rate, step = _first_best(pooled)
-    head = out[f"test {task.metric}"][:, rate, step].double()
+    head = out[f"test {task.info.metric}"][:, rate, step].double()
     scores = {
-        task.metric: float(head.mean()),
+        task.info.metric: float(head.mean()),
         "loss": float(out["test loss"][:, rate, step].double().mean()),
         "std": float(head.std(correction=0)),
         "p10": float(np.quantile(head.numpy(), 0.1)),

@@ -17,13 +17,13 @@ from equipoise.config.parsing import to_config_value
 from equipoise.core import Method
 from equipoise.experiment.runner import run
 from equipoise.methods import find_method
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import CHECKPOINTS, MODELS, Folder
 from equipoise.records.summary import validation_score
 from equipoise.settings.option_registry import find, options, resolve_names
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 from equipoise.utils.metrics import higher_is_better
 
 if TYPE_CHECKING:
@@ -210,8 +210,7 @@ def _score(flat: dict[str, object], folder: Path, resources: ResourceConfig | No
     metric = evaluated[-1].trained.headline or ""
     scores = [validation_score(record, metric, higher_is_better(metric)) for record in evaluated]
     last = [score for score in scores[-NUM_SCORED_EVALUATIONS:] if score is not None]
-    io.remove(folder / "checkpoint")
-    io.remove(folder / "models")
+    Folder(folder).forget([CHECKPOINTS, MODELS])
     return fmean(last) if last else None
 
 
@@ -234,7 +233,7 @@ def _optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
-        raise UsageError("tuning needs Optuna: pip install 'equipoise[tune]'") from error
+        raise UsageError(f"tuning needs Optuna: {install_hint('tune')}") from error
     import optuna.storages.journal
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -23,6 +23,7 @@ from equipoise.core import (
     ClientUpdate,
     LocalHParams,
     Method,
+    Options,
     Params,
     Server,
     ServerMessage,
@@ -58,7 +59,7 @@ class TabularQ(Method):
         """Refuse tasks that are not tabular MDPs."""
         if not isinstance(task, TabularTask):
             raise UsageError(
-                f"{self.name} learns tables of an MDP, and task '{task.name}' has none: "
+                f"{self.name} learns tables of an MDP, and task '{task.info.name}' has none: "
                 "try --task two-state"
             )
 
@@ -95,7 +96,7 @@ class FederatedQ(TabularQ):
         low=0,
     )
 
-    def num_rounds(self, asked: int) -> int:
+    def num_rounds(self, asked: int, task: Options) -> int:
         """Return `steps` / tau, or the rounds of the run if `steps` is 0."""
         if not self.steps:
             return asked
@@ -124,7 +125,7 @@ class FederatedQ(TabularQ):
         if self.eta and self.tau:
             return self.eta, self.tau
         if self.eta:
-            return self.eta, theory.max_tau(self.eta, gamma, task.num_clients)
+            return self.eta, theory.max_tau(self.eta, gamma, task.info.num_clients)
         cover = self._coverage(task)
         tau = self.tau
         if not tau:
@@ -154,7 +155,7 @@ class FederatedQ(TabularQ):
             chosen.append(f"by the theory: eta {eta:.4g}, tau {tau}")
         cover = self._coverage(task)
         found = theory.condition_warnings(
-            eta, tau, num_rounds * tau, task.mdp.gamma, task.num_clients, cover
+            eta, tau, num_rounds * tau, task.mdp.gamma, task.info.num_clients, cover
         )
         return (*chosen, *found)
 

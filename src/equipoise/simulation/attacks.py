@@ -89,7 +89,7 @@ class AttackedExecutor(Executor):
     def __init__(self, inner: Executor, attack: str, share: float) -> None:
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
         self.inner, self.attack = inner, attack
-        self.hostile = hostile_clients(inner.seed, inner.task.num_clients, share)
+        self.hostile = hostile_clients(inner.seed, inner.task.info.num_clients, share)
         self.min_replies, self.keeps_models = inner.min_replies, inner.keeps_models
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from equipoise.core import Task, TrainingConfig
+from equipoise.core import ExperimentTask, TrainingConfig
 from equipoise.data.splits import UserRows, UserRowShares, infer_form
 from equipoise.data.tabular.io import SERVER, align_tables, tables_from_values
 from equipoise.data.text import texts_from_python
@@ -67,7 +67,9 @@ def from_datasets(
     rows = UserRows(x, y, owner, served, classes or found, names)
     start = _start(model, fresh)
 
-    def build(config: UserRowShares, chosen: str, training: TrainingConfig, seed: int) -> Task:
+    def build(
+        config: UserRowShares, chosen: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
         data = rows.federate(config, form or infer_form(x), own.split_generator(seed))
         module = start.module(data.shape, data.classes, seed)
         task = ExamplesTask(name, module, data, training, fresh=start.fresh)
@@ -88,7 +90,7 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
 
     def build(
         config: own.TableLearningConfig, model: str, training: TrainingConfig, seed: int
-    ) -> Task:
+    ) -> ExperimentTask:
         return own.task_from_tables(name, found, config, model, training, seed)
 
     spec = own.SPEC
@@ -99,6 +101,7 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
         spec.training,
         spec.models,
         build,
+        patience=spec.patience,
         in_python=True,
     )
 
@@ -113,7 +116,9 @@ def from_texts(
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_texts`."""
 
-    def build(config: text.TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+    def build(
+        config: text.TextConfig, model: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
         task = text.task_from_texts(name, texts_from_python(data, config), config, training, seed)
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 

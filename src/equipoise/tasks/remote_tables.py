@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, Preparation, TrainingConfig, option
 from equipoise.data.federated_dataset import ClientData, Ints, Split, Target
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.data.tabular.exchange import PREPROCESSOR_FILE, count_train_rows, find_table
@@ -160,16 +160,28 @@ class RemoteTablesTask(ExamplesTask):
 
     data: LocalFolderData
 
-    def __init__(self, data: LocalFolderData, model: str, training: TrainingConfig) -> None:
+    def __init__(
+        self,
+        data: LocalFolderData,
+        model: str,
+        training: TrainingConfig,
+        bytes_exchanged: tuple[int, int] = (0, 0),
+    ) -> None:
         """Create the task.
 
         Args:
             data: Rows of this machine.
             model: Name of the model.
             training: Settings of local training.
+            bytes_exchanged: Bytes (up, down) that the agreement on the preprocessing took.
         """
-        super().__init__("remote-tables", MODELS[model](data.shape, data.classes), data, training)
-        self.preprocessor = data.preprocessor
+        super().__init__(
+            "remote-tables",
+            MODELS[model](data.shape, data.classes),
+            data,
+            training,
+            preparation=Preparation(data.preprocessor, *bytes_exchanged),
+        )
         self.reported_sizes: dict[int, int] = {}
 
     def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
@@ -207,7 +219,9 @@ def _read(folder: Path, name: str, classes: int) -> Examples:
     raise UsageError(f"'{folder}' has neither {name}.npz nor {name}.csv")
 
 
-def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(
+    config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task of this machine from numeric rows.
 
     Args:
@@ -237,10 +251,11 @@ def spec_with_preprocessor(
         bytes_exchanged: Bytes (up, down) that the agreement took.
     """
 
-    def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-        task = RemoteTablesTask(LocalFolderData(config, seed, preprocessor), model, training)
-        task.bytes_before = bytes_exchanged
-        return task
+    def build(
+        config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
+        data = LocalFolderData(config, seed, preprocessor)
+        return RemoteTablesTask(data, model, training, bytes_exchanged)
 
     return replace(SPEC, build=build)
 

@@ -63,7 +63,7 @@ def fit(
             is_real = (weights > 0).view(*rows.shape, *[1] * (labels.dim() - 3))
             labels = torch.where(is_real, labels, task.pad_label)
     sort = torch.from_numpy(order).to(task.device)
-    if task.has_train_mode:
+    if task.info.has_train_mode:
         dropout_key = random.keys(rng.seed, clients, rng.round, random.DROPOUT[request.stream])
         dropout_keys = batching.dropout_keys(dropout_key, plan, request.steps_per_batch)
         dropout_keys = dropout_keys[:, torch.from_numpy(order)]
@@ -73,7 +73,7 @@ def fit(
 
     frozen_stats = {
         name: request.params[name]
-        for name in task.batch_stat_names
+        for name in task.info.batch_stat_names
         if name not in request.trainable
     }
     request = without_batch_stats(task, request)
@@ -108,7 +108,7 @@ def fit(
             active_params = {name: value[:active] for name, value in params.items()}
             active_aux = _index(aux, slice(active))
         for repetition in range(request.steps_per_batch):
-            if task.has_train_mode:
+            if task.info.has_train_mode:
                 step_key = dropout_keys[step * request.steps_per_batch + repetition, :active]
                 context = task.step_context(step_key, num_rows[step, :active])
                 step_fn({**active_params, **context}, active_aux, x, y, weight)
@@ -121,7 +121,7 @@ def fit(
     params |= {name: value[sort] for name, value in frozen_stats.items()}
     anchor = optimizer.anchor
     # The proximal term does not apply to batch statistics: their anchor is their value.
-    anchor |= {name: params[name] for name in task.batch_stat_names if name in anchor}
+    anchor |= {name: params[name] for name in task.info.batch_stat_names if name in anchor}
     if is_sorted:
         return {name: value.contiguous() for name, value in params.items()}, anchor
     unsort = torch.from_numpy(np.argsort(order)).to(task.device)

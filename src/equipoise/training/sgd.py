@@ -52,13 +52,13 @@ def fit(
     # Batch statistics have no gradients; training steps write into their copies below.
     frozen_stats = {
         name: request.params[name]
-        for name in task.batch_stat_names
+        for name in task.info.batch_stat_names
         if name not in request.trainable
     }
     request = without_batch_stats(task, request)
     losses = request.loss or task.losses
     params = {name: task.channels_last(value) for name, value in request.params.items()}
-    params |= {name: params[name].clone() for name in task.batch_stat_names}
+    params |= {name: params[name].clone() for name in task.info.batch_stat_names}
     anchor = dict(request.proximal.anchor) if request.proximal else {}
     velocity = {name: torch.zeros_like(params[name]) for name in request.trainable}
     for step in range(int(plan.steps[0])):
@@ -68,7 +68,7 @@ def fit(
         y = split.y[rows].to(task.device)
         for repetition in range(request.steps_per_batch):
             context: Params = {}
-            if task.has_train_mode:
+            if task.info.has_train_mode:
                 key = dropout_keys[step * request.steps_per_batch + repetition, 0]
                 context = task.step_context(key, torch.tensor(count))
             with torch.enable_grad():
@@ -100,7 +100,7 @@ def fit(
             for name in request.trainable:
                 anchor[name] = anchor[name] + anchor_lr * (params[name] - anchor[name])
     # The proximal term does not apply to batch statistics: their anchor is their value.
-    anchor |= {name: params[name] for name in task.batch_stat_names if name in anchor}
+    anchor |= {name: params[name] for name in task.info.batch_stat_names if name in anchor}
     params |= frozen_stats
     return {name: value.contiguous() for name, value in params.items()}, anchor
 
@@ -127,5 +127,5 @@ def fit_each(
 
 def without_batch_stats(task: Network, request: LocalTrainRequest) -> LocalTrainRequest:
     """Return the request with batch statistics removed from the trainable parameters."""
-    trainable = tuple(name for name in request.trainable if name not in task.batch_stat_names)
+    trainable = tuple(name for name in request.trainable if name not in task.info.batch_stat_names)
     return replace(request, trainable=trainable)

@@ -444,7 +444,7 @@ class ServerPolicy:
         if self.config.control != "learned" or "p" not in self.config.factors:
             return {}
         agent_config = self.agent_config(self.config.agent_config(task, is_server=True))
-        return {"server_agent": self.init_player(agent_config, task.num_clients)}
+        return {"server_agent": self.init_player(agent_config, task.info.num_clients)}
 
     def act(
         self, server: Server, state: State, ids: Tensor, updates: ClientUpdate

@@ -430,7 +430,7 @@ class Page(ComposedMethod):
 
     def lr_range(self, task: Task) -> tuple[float, float]:
         """Return the smallest and the largest learning rate that an agent may choose."""
-        lr_min, lr_max = LR_RANGE.get(task.name, LR_RANGE["synthetic"])
+        lr_min, lr_max = LR_RANGE.get(task.info.name, LR_RANGE["synthetic"])
         return self.lr_min or lr_min, self.lr_max or lr_max
 
     def agent_config(self, task: Task, num_rounds: int = 0, is_server: bool = False) -> ddpg.Config:
@@ -446,7 +446,7 @@ class Page(ComposedMethod):
             The configuration.
         """
         rates = CRITIC_LR | (AUTHORS_CRITIC_LR if self.variant.authors_code else {})
-        rate = self.agent_rate or rates.get(task.name, rates["synthetic"])
+        rate = self.agent_rate or rates.get(task.info.name, rates["synthetic"])
         options: dict[str, Any] = {
             "learning_starts": self.warmup,
             "noise_decay_steps": NOISE_DECAY_ROUNDS,
@@ -485,7 +485,7 @@ class Page(ComposedMethod):
             )
         if not task.has_split(self.split):
             raise UsageError(
-                f"{self.name} rewards its agents on validation data, and task '{task.name}' has "
+                f"{self.name} rewards its agents on validation data, and task '{task.info.name}' has "
                 "none: set val_share"
             )
         super().check(task, training)
