@@ -143,3 +143,13 @@ def test_ctrl_c_ends_within_two_seconds_in_any_phase(phase, tmp_path):
     assert process.returncode in (1, -signal.SIGINT)
     assert time.monotonic() - start < 10  # two seconds on a machine that has nothing else to do
     assert "Traceback" not in errors
+
+
+def test_a_cell_of_1e308_is_refused_by_the_name_of_its_column(tmp_path, capsys):
+    for site in ("a", "b", "c"):
+        cells = [f"{i},{'1e308' if i == 3 else i},{'ill' if i % 3 else 'well'}" for i in range(40)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,dose,label", *cells]) + "\n")
+    for command in (["run", "--out", str(tmp_path / "r")], ["data", "describe"]):
+        options = ["--task", "tables", "--data", str(tmp_path)]
+        error = one_line([*command, *options], capsys)
+        assert "column 'dose' has the number 1e+308" in error

@@ -62,6 +62,7 @@ class Capabilities:
         runs_trial_training: Clients also train on trial, beside what they decided, so that no
             deadline can be met by deciding less.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
+        uploads_vary: Uploads have other names or shapes in other rounds.
     """
 
     aggregates_by_sum: bool = False
@@ -70,6 +71,7 @@ class Capabilities:
     needs_same_round_replies: bool = False
     runs_trial_training: bool = False
     learner_kind: str = "gradient"
+    uploads_vary: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,18 @@ class Method(Options):
             server's state.
         """
         return weights_by_num_examples(server.task, ids), server.state
+
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Find updates that no honest client can send, beyond `report_ranges`.
+
+        Args:
+            sent: The global model that was sent.
+            updates: Uploads of K clients.
+
+        Returns:
+            Row of each such client in the stack, with the reason.
+        """
+        return {}
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params

@@ -44,7 +44,13 @@ from equipoise.records.client_table import table_text
 from equipoise.records.manifest import Content
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder, RoundLog, summary_text
-from equipoise.records.summary import About, Summary, summarise, validation_score
+from equipoise.records.summary import (
+    About,
+    Summary,
+    evaluations_without_gain,
+    summarise,
+    validation_score,
+)
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
@@ -431,7 +437,7 @@ class RunSession:
         if self.accountant is not None:
             for request in self.simulation.executor.lost_requests(self.simulation.rounds_done):
                 self.accountant.count_lost(request)
-        with threads(self.plan.threads), interruptible() as stop_requested:
+        with threads(self.plan.threads), interruptible(self.folder.path) as stop_requested:
             while not self._is_finished():
                 record = self._run_round()
                 if on_round_end and (reason := on_round_end(record)):
@@ -467,7 +473,7 @@ class RunSession:
             self.best_params = self.simulation.params
         if record.stop is None and self._is_out_of_patience(record):
             patience = self.settings.run.patience
-            reason = f"no better validation score in {patience} evaluations"
+            reason = f"no lower validation loss in {patience} evaluations"
             record = replace(record, stop=reason)
         self.records.append(record)
         self.log.append(record)
@@ -480,11 +486,13 @@ class RunSession:
     def _is_out_of_patience(self, record: RoundRecord) -> bool:
         """Return whether validation has not improved for ``patience`` evaluations."""
         patience = self.settings.run.patience
-        if not patience or self.best is None:
+        if not patience:
             return False
-        best_round = self.best[1]
-        later = [one for one in [*self.records, record] if one.round > best_round]
-        return sum(one.evaluated for one in later) >= patience
+        info = self.task.info
+        return (
+            evaluations_without_gain([*self.records, record], info.metric, info.higher_is_better)
+            >= patience
+        )
 
     def _stop(self, reason: str) -> None:
         """End the run with the last round, which is already in the log."""
