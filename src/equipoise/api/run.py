@@ -16,10 +16,12 @@ from equipoise.api.results import Chosen, OnRound, Run, run_with_trackers
 from equipoise.api.task import Task
 from equipoise.core import Method, Schedule
 from equipoise.experiment.compare import with_table_defaults
+from equipoise.experiment.model_choice import choose_model
 from equipoise.experiment.new_rows import find_models, read_choice
 from equipoise.experiment.runner import run as run_settings
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_of
+from equipoise.tasks import AUTO_MODEL
 
 
 def run(
@@ -75,8 +77,10 @@ def run(
     training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     given = merge_options(method, task, {**usual, **training, **options})
     settings = settings_of(with_table_defaults(given))
-    run_config = settings.run
     resources = resources_from(processes, client_memory_gib)
+    if settings.run.model == AUTO_MODEL:
+        settings = choose_model(settings, None, resources)
+    run_config = settings.run
     folder = Path(out) if out is not None else new_folder(f"{run_config.method}-{run_config.task}")
 
     def train(on_round_end: OnRound) -> object:

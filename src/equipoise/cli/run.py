@@ -19,6 +19,7 @@ from equipoise.cli.parser import (
 from equipoise.experiment import runner
 from equipoise.experiment.compare import with_table_defaults
 from equipoise.experiment.decision import conclude, read_decision
+from equipoise.experiment.model_choice import choose_model
 from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
 from equipoise.privacy.accountant import describe_spent
@@ -32,6 +33,7 @@ from equipoise.report.trackers import RunTrackers
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.ipc import WorkerLost
+from equipoise.tasks import AUTO_MODEL
 
 
 def run(arguments: list[str]) -> int:
@@ -55,6 +57,10 @@ def run(arguments: list[str]) -> int:
     if is_worker_rank():
         run_worker(settings, runner.build_task(settings), resources, out)
         return 0
+
+    if settings.run.model == AUTO_MODEL:
+        Folder(out).refuse(values["overwrite"])
+        settings = choose_model(settings, _print_notes(values["quiet"]), resources)
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.run(

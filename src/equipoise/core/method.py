@@ -140,6 +140,10 @@ class Method(Options):
                 f"'{task.info.name}' is one layer: choose a deeper one (--model mlp)"
             )
 
+    def warnings(self, task: Task, num_rounds: int) -> tuple[str, ...]:
+        """Return sentences about surprising but valid options, shown before the run starts."""
+        return ()
+
     def num_rounds(self, asked: int, task: Options) -> int:
         """Return the number of rounds of a run.
 

@@ -127,7 +127,7 @@ def run(
         io.make_folder(folder.checkpoints)
         folder.begin(settings.to_dict, input_texts(folder, settings, task))
         folder.remove_leftovers()
-        _send_warnings(task, on_message)
+        _send_warnings(settings, task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -169,7 +169,7 @@ def resume_run(
     with io.locked(folder.path):
         folder.remove_leftovers()
         io.make_folder(folder.checkpoints)
-        _send_warnings(task, on_message)
+        _send_warnings(settings, task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -304,11 +304,14 @@ def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
         )
 
 
-def _send_warnings(task: ExperimentTask, on_message: OnMessage | None) -> None:
-    """Pass the warnings of a task to the callback."""
+def _send_warnings(
+    settings: RunSettings, task: ExperimentTask, on_message: OnMessage | None
+) -> None:
+    """Pass the warnings of the task and of the method to the callback."""
     if on_message is None:
         return
-    for warning in task.warnings():
+    of_method = settings.method.warnings(task, settings.run.rounds)
+    for warning in (*task.warnings(), *of_method):
         on_message(warning)
 
 
