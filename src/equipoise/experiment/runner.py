@@ -19,6 +19,7 @@ import torch
 from equipoise.clock.devices import DevicePopulation
 from equipoise.core import ExperimentTask, Params, SupervisedTask
 from equipoise.data.poisoning import DATA_ATTACKS
+from equipoise.data.splits import UserRowShares
 from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, input_texts
 from equipoise.experiment.evaluation import (
     FinalScores,
@@ -127,7 +128,7 @@ def run(
         io.make_folder(folder.checkpoints)
         folder.begin(settings.to_dict, input_texts(folder, settings, task))
         folder.remove_leftovers()
-        _send_warnings(task, on_message)
+        _send_warnings(settings, task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -169,7 +170,7 @@ def resume_run(
     with io.locked(folder.path):
         folder.remove_leftovers()
         io.make_folder(folder.checkpoints)
-        _send_warnings(task, on_message)
+        _send_warnings(settings, task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -229,7 +230,8 @@ def build_task(settings: RunSettings) -> ExperimentTask:
     run = settings.run
     check_population(settings)
     last_training = settings.training.at(run.rounds, run.rounds)
-    task = settings.task_spec.build(settings.task_config, run.model, last_training, run.seed)
+    config = task_config_of(settings)
+    task = settings.task_spec.build(config, run.model, last_training, run.seed)
     if run.init_weights or run.adapter or run.blocks:
         task = task.with_network(run.init_weights, run.adapter, run.blocks, run.seed)
     if run.metric:
@@ -252,6 +254,24 @@ def build_task(settings: RunSettings) -> ExperimentTask:
     _check_compatibility(settings, task)
     check_training(settings, task)
     return task
+
+
+def task_config_of(settings: RunSettings) -> Any:
+    """Return the options of the task; the server takes rows only if something needs them."""
+    config = settings.task_config
+    if not isinstance(config, UserRowShares) or config.server_rows != "auto":
+        return config
+    return replace(config, server_rows="always" if needs_server_rows(settings) else "never")
+
+
+def needs_server_rows(settings: RunSettings) -> bool:
+    """Tell whether the server of a run evaluates or prepares anything on rows of its own."""
+    return (
+        settings.method.capabilities.needs_server_data
+        or settings.run.robust.startswith("trust")
+        or settings.selection.needs_server_loss
+        or getattr(settings.task_config, "preprocess_from", "") == "server"
+    )
 
 
 def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
@@ -290,11 +310,14 @@ def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
     )
 
 
-def _send_warnings(task: ExperimentTask, on_message: OnMessage | None) -> None:
-    """Pass the warnings of a task to the callback."""
+def _send_warnings(
+    settings: RunSettings, task: ExperimentTask, on_message: OnMessage | None
+) -> None:
+    """Pass the warnings of the task and of the method to the callback."""
     if on_message is None:
         return
-    for warning in task.warnings():
+    of_method = settings.method.warnings(task, settings.run.rounds)
+    for warning in (*task.warnings(), *of_method):
         on_message(warning)
 
 
@@ -466,7 +489,7 @@ class RunSession:
         # The summary comes last: it marks the run as finished.
         self.folder.write(
             {
-                **self._model_files(),
+                **self._model_files(final),
                 **self._client_tables(final),
                 self.folder.summary.name: summary_text(summary),
             }
@@ -554,6 +577,7 @@ class RunSession:
             summary,
             test=final.added_to(summary.test),
             undefined=final.undefined,
+            same_rows=final.same_rows,
             extra=extra,
             newcomers=newcomers,
             finetuned=finetuned(self.simulation) if run.finetune else None,
@@ -569,8 +593,8 @@ class RunSession:
             text += f", {count} processes"
         return text
 
-    def _model_files(self) -> dict[str, Content]:
-        """Return the card and the global, shared, frozen and personal models, by file name."""
+    def _model_files(self, final: FinalScores) -> dict[str, Content]:
+        """Return the card, all models and what they say about rows, by file name."""
         folder = self.folder
         method = self.settings.method
         files: dict[str, Content] = {}
@@ -588,6 +612,11 @@ class RunSession:
                 files[folder.model(name).name] = fill
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
             files[folder.model("personal").name] = self._fill_personal_models
+        if final.baselines:
+            fill = partial(serialization.fill_tensors, tensors=final.baselines, texts={})
+            files[folder.baselines.name] = fill
+        for split, rows in final.outputs.items():
+            files[folder.outputs(split).name] = rows.fill
         return files
 
     def _fill_personal_models(self, path: Path) -> None:

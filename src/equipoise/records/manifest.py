@@ -124,6 +124,11 @@ class CheckedFolder:
         """Return a file by its path relative to the folder."""
         return CheckedFile(self, name)
 
+    @property
+    def decision(self) -> CheckedFile:
+        """Scores of all models on the same rows, and the verdict; of a run or a comparison."""
+        return self.file("decision.json")
+
     def states(self, name: str) -> States:
         """Return the states that a file may have; empty if the manifest does not name it."""
         is_there = (self.path / name).exists()
