@@ -110,6 +110,10 @@ class Folder(CheckedFolder):
         """Return whether this is the folder of a run: whether it has a config."""
         return (self.path / CONFIG).is_file()
 
+    def is_run(self) -> bool:
+        """Return whether this is the folder of a run, also if its config was deleted."""
+        return self.has_config() or bool(self.states(CONFIG))
+
     def demand(self) -> None:
         """Raise ``UsageError`` if this is no folder of a run, or a damaged or older one."""
         self.read_config()
