@@ -155,6 +155,12 @@ class CheckedFolder:
                 raise UsageError(self._difference(path, name in files))
         return path
 
+    def covered_bytes(self, name: str) -> int:
+        """Return how many bytes of a log the manifest covers; raise like `verify`."""
+        path = self.verify(name)
+        states = [state for state in self.states(name) if state and _matches(path, state)]
+        return max(state.size for state in states)
+
     def write(
         self, contents: Mapping[str, Content], logs: Mapping[str, FileState] | None = None
     ) -> None:
