@@ -69,9 +69,9 @@ def largest_difference(a: Any, b: Any) -> float:
     """The largest difference between two trees of the same shape; infinite where only one has a
     number.
     """
-    from torch.utils import _pytree as pytree
+    from equipoise.utils.pytree import leaves
 
-    left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
+    left, right = leaves(a), leaves(b)
     assert len(left) == len(right)
     return max(
         (_apart(x.double(), y.double()) for x, y in zip(left, right, strict=True)), default=0.0

@@ -29,6 +29,11 @@ class Task:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Refuse options that the task does not have.
+
+        Raises:
+            UsageError: If an option is unknown.
+        """
         known = [item.name for item in dataclasses.fields(self.spec.config)]
         for name in self.options:
             if name not in known:

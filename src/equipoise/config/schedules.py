@@ -46,9 +46,11 @@ class Scheduled(Generic[Number]):
     """
 
     def __get__(self, instance: object, owner: type) -> Number:
+        """Return the value of the round."""
         raise NotImplementedError
 
     def __set__(self, instance: object, value: Number | Schedule) -> None:
+        """Set a constant or a schedule."""
         raise NotImplementedError
 
 
@@ -107,6 +109,7 @@ class Steps(Schedule):
         return tuple(value for _, value in self.values)
 
     def __str__(self) -> str:
+        """Return the schedule as it is written in options."""
         return f"steps({{{', '.join(f'{done}: {_text(value)}' for done, value in self.values)}}})"
 
 
@@ -126,6 +129,7 @@ class Constant(Schedule):
         return (self.value,)
 
     def __str__(self) -> str:
+        """Return the schedule as it is written in options."""
         return f"constant({_text(self.value)})"
 
 

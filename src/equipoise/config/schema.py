@@ -47,9 +47,11 @@ class Constraint:
         """The bounds in words; empty without bounds."""
         if self.choices:
             return f"one of {', '.join(choice or 'nothing' for choice in self.choices)}"
-        least, most = (self.low, self.above), (self.high, self.below)
+        least = (self.low, self.above)
+        most = (self.high, self.below)
         if least != (None, None) and most != (None, None) and self.high != math.inf:
-            left, right = "[" if self.above is None else "(", "]" if self.below is None else ")"
+            left = "[" if self.above is None else "("
+            right = "]" if self.below is None else ")"
             return f"in {left}{_first_bound(least):g}, {_first_bound(most):g}{right}"
         words = {
             "at least": self.low,

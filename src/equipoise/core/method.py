@@ -94,6 +94,7 @@ class Method(Options):
     _overridden_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **more: Any) -> None:
+        """Find the hooks that a subclass overrides."""
         super().__init_subclass__(**more)
         deciding = [kind for kind in cls.__mro__ if not vars(kind).get("is_pass_through", False)]
         cls._overridden_hooks = frozenset(
@@ -287,8 +288,8 @@ class Method(Options):
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
         """Train what decides at the server, such as agents, after the round's aggregation.
 
-        It is called once per round, after `aggregate`. What this round's weights depend on cannot be
-        learned here.
+        It is called once per round, after `aggregate`. What this round's weights depend on cannot
+        be learned here.
 
         Args:
             server: The server, with the new global model and the state that `aggregate` returned.

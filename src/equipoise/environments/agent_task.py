@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.core import (
     ExperimentTask,
@@ -19,7 +18,7 @@ from equipoise.core import (
     State,
     TrainingConfig,
 )
-from equipoise.utils.pytree import index
+from equipoise.utils.pytree import index, map_leaves
 
 
 class RLTask(ExperimentTask):
@@ -63,5 +62,5 @@ class RLTask(ExperimentTask):
 
 def _add_agent_axis(tree: State) -> State:
     """Return the tree with a leading axis of size 1."""
-    stacked: State = pytree.tree_map(lambda value: value[None], tree)
+    stacked: State = map_leaves(lambda value: value[None], tree)
     return stacked

@@ -116,7 +116,8 @@ class LinearTask(RLTask):
         trains_itself = method.overridden_hooks & {"train", "configure_training"}
         if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
             raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try pfedtd-rep"
+                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try "
+                "pfedtd-rep"
             )
 
     def fit_stack(

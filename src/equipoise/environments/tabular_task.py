@@ -152,7 +152,8 @@ class TabularTask(RLTask):
         trains_itself = method.overridden_hooks & {"train", "configure_training"}
         if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
             raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try fedasynq-im"
+                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try "
+                "fedasynq-im"
             )
 
     def fit_stack(

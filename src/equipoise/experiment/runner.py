@@ -254,7 +254,8 @@ def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
     needs_loss = selection.needs_client_loss or selection.needs_server_loss
     if needs_loss and not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"selection {run.selection} reads losses, and agents of task '{task.info.name}' have none: "
+            f"selection {run.selection} reads losses, and agents of task '{task.info.name}' "
+            "have none: "
             "choose another"
         )
     if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:

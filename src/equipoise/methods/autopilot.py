@@ -426,7 +426,8 @@ class Autopilot(Method):
         super().check(task, training)
         if type(task).grad_sq_norm is Task.grad_sq_norm:
             raise UsageError(
-                f"{self.name} measures gradients, and task '{task.info.name}' has none: choose another "
+                f"{self.name} measures gradients, and task '{task.info.name}' has none: "
+                "choose another "
                 "method"
             )
 

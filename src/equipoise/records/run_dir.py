@@ -100,7 +100,7 @@ class Folder(CheckedFolder):
         return self.path / MODELS
 
     def model(self, name: str) -> CheckedFile:
-        """Return a model file: ``global``, ``global-best``, ``shared``, ``frozen``, ``personal``."""
+        """Return a model file: `global`, `global-best`, `shared`, `frozen` or `personal`."""
         return self.file(f"{MODELS}/{name}.safetensors")
 
     @property
@@ -387,6 +387,7 @@ class LogFollower:
     """Reader of the rounds of a run that may still go on."""
 
     def __init__(self, folder: Folder) -> None:
+        """Follow the rounds of a run folder."""
         self._folder = folder
         self._offset = 0
         self.records: list[RoundRecord] = []

@@ -44,13 +44,26 @@ class ClientRuntime(Client):
         message: ServerMessage,
         client_state: ClientState,
     ) -> None:
-        self.id, self.round, self.num_rounds = id, rng.round, rounds
-        self.task, self.training, self._when = task, training, rng
-        self.message, self.local_params, self.state = (
-            message,
-            client_state.local_params,
-            client_state.state,
-        )
+        """Create the client.
+
+        Args:
+            task: Task of the run.
+            training: Settings of local training in this round.
+            rng: Seed and round.
+            rounds: Number of rounds of the run.
+            id: Client number, a scalar tensor.
+            message: What the server sent.
+            client_state: What the client keeps between rounds.
+        """
+        self.id = id
+        self.round = rng.round
+        self.num_rounds = rounds
+        self.task = task
+        self.training = training
+        self._when = rng
+        self.message = message
+        self.local_params = client_state.local_params
+        self.state = client_state.state
         # Shared with what `within` gives: a client has one source of data.
         self._sources: dict[str, State] = {"now": client_state.data_state}
         self._taken = [torch.zeros_like(id)]
@@ -107,6 +120,7 @@ class ClientRuntime(Client):
     def fit_with_moving_anchor(
         self, params: Params, proximal: ProximalTerm, **options: Any
     ) -> tuple[Params, Params]:
+        """Train as `Client.fit_with_moving_anchor` says."""
         hparams = options.pop("hparams", None) or self.hparams
         blocks = options.pop("blocks", None)
         aux = options.pop("aux", {})
@@ -120,7 +134,8 @@ class ClientRuntime(Client):
         blocks: tuple[str, ...] | None,
         training: TrainingConfig | None = None,
     ) -> tuple[Params, Params]:
-        task, when = self.task, replace(self._when, training=training or self.training)
+        task = self.task
+        when = replace(self._when, training=training or self.training)
         dtype = next(iter(fit.params.values())).dtype
         pull = fit.proximal
         if pull is not None:
@@ -158,7 +173,8 @@ class ClientRuntime(Client):
 
     def grad_sq_norm(self, params: Params) -> Tensor:
         """Return the squared norm of the gradient on the training data."""
-        task, when = self.task, self._when
+        task = self.task
+        when = self._when
         return vmap_primitives.call(
             lambda call: task.grad_sq_norm(*call, when),
             lambda call: task.grad_sq_norm_stack(*call, when),
@@ -176,7 +192,8 @@ class ClientRuntime(Client):
 
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
         """Draw uniform numbers from the client's own random stream."""
-        when, count = self._when, int(torch.Size(shape).numel())
+        when = self._when
+        count = int(torch.Size(shape).numel())
         number = stream if isinstance(stream, streams.Stream) else streams.METHOD_DRAWS[stream]
 
         def draw(ids: Tensor) -> Tensor:
@@ -236,7 +253,8 @@ def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) 
     c.trained, c.state = method.train(c)
     up, c.state = method.upload(c)
     # The personal model must not move the client's data source, so that is taken before it.
-    held, steps = ClientState(c.trained, c.state, c.data_state), c.steps_taken
+    held = ClientState(c.trained, c.state, c.data_state)
+    steps = c.steps_taken
     personal = method.personal_model(c)
     named = {"received": c.start, "trained": c.trained}
     if personal is not c.trained:

@@ -148,13 +148,20 @@ class Executor(ABC):
     def __init__(
         self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> None:
-        self.method, self.task, self.training, self.seed, self.rounds = (
-            method,
-            task,
-            training,
-            seed,
-            rounds,
-        )
+        """Create the executor.
+
+        Args:
+            method: Method of the run.
+            task: Task of the run.
+            training: Settings of local training.
+            seed: Seed of the run.
+            rounds: Number of rounds of the run.
+        """
+        self.method = method
+        self.task = task
+        self.training = training
+        self.seed = seed
+        self.rounds = rounds
 
     def chunks(self, clients: int) -> list[slice]:
         """Split a cohort into chunks; single clients where stacking is not worthwhile."""
@@ -217,7 +224,8 @@ class Executor(ABC):
         client_state: ClientState,
     ) -> ClientResult:
         """One client's round."""
-        method, training = self.method.at(round, self.rounds), self.training.at(round, self.rounds)
+        method = self.method.at(round, self.rounds)
+        training = self.training.at(round, self.rounds)
         client = ClientRuntime(
             self.task,
             training,
@@ -334,6 +342,7 @@ class Stacked(InProcessExecutor):
     def __init__(
         self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> None:
+        """Create the executor; see `Executor`."""
         super().__init__(method, task, training, seed, rounds)
         self._can_join: dict[object, bool] = {}
         """Whether chunks can be one stack, known after the first round of the same shapes."""
@@ -448,7 +457,16 @@ class ChunkedRound:
     """Run a round chunk by chunk, and drop each chunk's uploads once they are summed."""
 
     def __init__(self, executor: InProcessExecutor, store: ClientStore, keeps_local: bool) -> None:
-        self.executor, self.store, self.keeps_local = executor, store, keeps_local
+        """Prepare a round in chunks.
+
+        Args:
+            executor: Executor of the clients.
+            store: State of the clients.
+            keeps_local: Whether clients keep their trained models.
+        """
+        self.executor = executor
+        self.store = store
+        self.keeps_local = keeps_local
         self._sums_early = not keeps_local
 
     def run(
@@ -456,7 +474,8 @@ class ChunkedRound:
     ) -> CohortResults:
         """As the executor's own, of what the store has of these clients."""
         executor = self.executor
-        method, groups = executor.method.at(round, executor.rounds), executor.groups(ids, message)
+        method = executor.method.at(round, executor.rounds)
+        groups = executor.groups(ids, message)
         weights = executor.known_weights(method, ids) if self._sums_early else torch.empty(0)
         settles = not (
             method.shared_param_names(executor.task)
@@ -474,11 +493,9 @@ class ChunkedRound:
             nonlocal size
             first = cuts[0].start
             cut = slice(first, cuts[-1].stop)
-            here, own, inner = (
-                chunking.chunk_index(cut),
-                ids[cut].numpy(),
-                chunking.relative_to_first(cuts),
-            )
+            here = chunking.chunk_index(cut)
+            own = ids[cut].numpy()
+            inner = chunking.relative_to_first(cuts)
             part = executor.group(
                 round, ids[here], message.for_clients(here), self.store.held(own), splits, inner
             )
@@ -553,10 +570,8 @@ class SummedCohortResults(CohortResults):
             return chunking.add_chunk_sums(self.chunk_sums)
         if not self._has_uploads:
             assert self.stack is not None
-            self.stack, self._has_uploads = (
-                replace(self.stack, update=self.recompute_uploads()),
-                True,
-            )
+            self.stack = replace(self.stack, update=self.recompute_uploads())
+            self._has_uploads = True
         return super().partial_sums(method, global_params, cuts, taken, weights)
 
 

@@ -749,7 +749,8 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> None:
         or array[-1] >= clients
     ):
         raise UsageError(
-            f"{method.name}.select_clients must give the clients of the round as whole numbers from 0 to "
+            f"{method.name}.select_clients must give the clients of the round as whole "
+            "numbers from 0 to "
             f"{clients - 1}, ascending, each once, and at least one: it gave {ids.dtype} "
             f"{array[:10].tolist()}"
         )

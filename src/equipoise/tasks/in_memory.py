@@ -23,7 +23,7 @@ from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError, nearest
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
-"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
+"""A module, a function `(shape of a sample, classes) -> module`, or the name of a shipped model."""
 
 
 def from_datasets(
@@ -129,7 +129,7 @@ def from_texts(
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run's first model comes from; ``fresh`` if the run's seed is to draw it layer by layer."""
+    """Where a run's first model comes from; `fresh` if the run's seed draws it layer by layer."""
 
     make: Callable[[tuple[int, ...], int], nn.Module]
     fresh: bool
@@ -161,18 +161,21 @@ def _arrays(part: Any, where: str) -> tuple[Any, Any]:
             ]
         except (TypeError, KeyError, IndexError, ValueError, NotImplementedError) as error:
             raise UsageError(
-                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: {error}"
+                f"{where} is neither a pair (x, y) nor a data set of such pairs with a "
+                f"length: {error}"
             ) from error
     x, y = (to_numpy(value) for value in part)
     if not x.ndim or x.dtype.kind not in "fiub":
         raise UsageError(f"{where} has samples of type {x.dtype}: they must be numbers")
     if y.ndim == 1 and (len(x) != len(y) or not len(y)):
         raise UsageError(
-            f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, and some"
+            f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, "
+            "and some"
         )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UsageError(
-            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be whole numbers 0, 1, …"
+            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be whole "
+            "numbers 0, 1, …"
         )
     if np.issubdtype(x.dtype, np.floating):
         x = x.astype(np.float32)

@@ -320,7 +320,8 @@ class ExamplesTask(SupervisedTask):
 
     def label_counts(self, ids: Tensor) -> Tensor:
         """Count the training rows of each class, `[K, C]`."""
-        own, classes = self.data.split(_numpy(ids), "train"), self.data.classes
+        own = self.data.split(_numpy(ids), "train")
+        classes = self.data.classes
         if self.info.target_kind != "classification":
             return torch.from_numpy(own.size)[:, None]
         owner = np.repeat(np.arange(len(own.size)), own.size)
@@ -414,7 +415,8 @@ class ExamplesTask(SupervisedTask):
 
     def _request_to_device(self, request: LocalTrainRequest) -> LocalTrainRequest:
         """Move the tensors of a request to the device; ids and epochs stay on the CPU."""
-        pull, linear = request.proximal, request.grad_correction
+        pull = request.proximal
+        linear = request.grad_correction
         if pull is not None:
             strength, follow = (
                 torch.as_tensor(value).to(self.device) for value in (pull.mu, pull.anchor_lr)

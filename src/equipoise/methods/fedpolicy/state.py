@@ -82,6 +82,7 @@ class BlockSets:
         return self.names.index(name)
 
     def __len__(self) -> int:
+        """Return the number of parts."""
         return len(self.names)
 
     def check(self, task: Task) -> None:

@@ -299,7 +299,8 @@ class PageConfig(ComposedMethod):
             )
         if self.variant.split == "val" and not task.has_split("val"):
             raise UsageError(
-                f"{self.name} rewards its agents on validation data, and task '{task.info.name}' has "
+                f"{self.name} rewards its agents on validation data, and task "
+                f"'{task.info.name}' has "
                 "none: set val_share"
             )
         super().check(task, training)
