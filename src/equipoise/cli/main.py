@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from equipoise import __version__
+from equipoise.cli.parser import expand_assignments
 from equipoise.utils.errors import UsageError, nearest
 
 
@@ -54,6 +55,8 @@ COMMANDS = {
         "tools", "certify", "Measure what a client or the server would gain by deviating alone."
     ),
     "data": Command("data", "data", "Describe the data of a task, client by client."),
+    "config": Command("config", "config", "Show the options of a run."),
+    "schema": Command("config", "schema", "Print the JSON schema of config files."),
     "list": Command("tools", "list_names", "List the methods, the tasks or the models."),
     "flower": Command("flower", "flower", "Deploy on real machines with Flower."),
 }
@@ -97,6 +100,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
         noun = "argument" if name.startswith("-") else "command"
         raise UsageError(f"unknown {noun} '{name}'{nearest(name, COMMANDS)}; see equipoise --help")
     command = COMMANDS[name]
+    arguments = expand_assignments(arguments)
     module = importlib.import_module(f"equipoise.cli.{command.module}")
     return int(getattr(module, command.function)(arguments))
 
