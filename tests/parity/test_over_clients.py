@@ -9,7 +9,7 @@ from torch._C import _functorch
 
 import equipoise
 from equipoise.methods import find_method
-from equipoise.simulation import vmap_primitives
+from equipoise.simulation.client_runtime import call_mapped, over_clients
 from equipoise.utils import torch_internals
 from helpers import largest_difference, simulate, small_task
 
@@ -17,7 +17,7 @@ SOURCES = Path(equipoise.__file__).parent
 
 
 def body(own, shared):
-    doubled = vmap_primitives.call(lambda x: 2 * x, lambda x: 2 * x, own["w"])
+    doubled = call_mapped(lambda x: 2 * x, lambda x: 2 * x, own["w"])
     return {"out": doubled @ shared, "norm": doubled.norm(), "shared": shared}
 
 
@@ -40,7 +40,7 @@ def test_this_version_is_known_and_has_the_private_functions():
 
 def test_it_maps_as_the_public_call_does():
     stack, shared = torch.randn(5, 3, 4), torch.randn(4, 2)
-    found = vmap_primitives.over_clients(body, (0, None), ({"w": stack}, shared), 5)
+    found = over_clients(body, (0, None), ({"w": stack}, shared), 5)
     public = torch.func.vmap(body, (0, None))({"w": stack}, shared)
     assert found.keys() == public.keys()
     assert all(torch.equal(found[name], public[name]) for name in found)
@@ -50,7 +50,7 @@ def test_it_maps_as_the_public_call_does():
 def test_the_fallback_maps_alike(unknown_version):
     assert not torch_internals.has_vmap_levels()
     stack, shared = torch.randn(5, 3, 4), torch.randn(4, 2)
-    found = vmap_primitives.over_clients(body, (0, None), ({"w": stack}, shared), 5)
+    found = over_clients(body, (0, None), ({"w": stack}, shared), 5)
     assert torch.equal(found["out"], torch.stack([2 * w @ shared for w in stack]))
     assert found["shared"].shape == (5, 4, 2)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import TrainingConfig
+from equipoise.data.federated_dataset import InputTransform
 from equipoise.data.tabular.config import format_names
-from equipoise.data.transforms import InputTransform
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import Model
 from equipoise.tasks.tables import TableLearningConfig

@@ -19,9 +19,15 @@ import torch
 from torch import Tensor
 
 from equipoise.config.schema import Options
-from equipoise.core.blocks import matching_blocks, require_blocks
 from equipoise.core.client import Client
-from equipoise.core.messages import ClientUpdate, LocalHParams, ServerMessage, TrainingConfig
+from equipoise.core.messages import (
+    ClientUpdate,
+    LocalHParams,
+    ServerMessage,
+    TrainingConfig,
+    matching_blocks,
+    require_blocks,
+)
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
 from equipoise.core.task import Task

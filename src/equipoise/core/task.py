@@ -16,8 +16,13 @@ from numpy.random import Generator
 from torch import Tensor, nn
 
 from equipoise.clock.devices import DEVICE_POPULATIONS, DevicePopulation
-from equipoise.core.blocks import matching_blocks
-from equipoise.core.messages import Blocks, LocalTrainRequest, RngContext, TrainingConfig
+from equipoise.core.messages import (
+    Blocks,
+    LocalTrainRequest,
+    RngContext,
+    TrainingConfig,
+    matching_blocks,
+)
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints, Params, State
 

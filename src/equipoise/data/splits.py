@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.config.schema import Options, option
-from equipoise.data.federated_dataset import SPLITS, AnyArray, Federation, Ints, Target
+from equipoise.data.federated_dataset import (
+    SPLITS,
+    AnyArray,
+    Federation,
+    InputTransform,
+    Ints,
+    Target,
+)
 from equipoise.data.partition import Partition, natural
-from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
+from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.utils.errors import UsageError
 
 Rows = tuple[AnyArray, AnyArray]

@@ -8,27 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.utils.record import Record
-
-
-class InputTransform(Record, frozen=True):
-    """Use stored numbers as they are."""
-
-    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a transformed sample, given the shape of a stored one."""
-        return stored
-
-    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Convert stored rows to model inputs.
-
-        Args:
-            x: Stored rows ``[..., *stored]``.
-            dtype: Floating-point type of the model.
-
-        Returns:
-            Model inputs ``[..., *output_shape]``.
-        """
-        return x.to(dtype)
+from equipoise.data.federated_dataset import InputTransform
 
 
 class PixelTransform(InputTransform, frozen=True):

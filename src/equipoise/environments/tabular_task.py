@@ -100,14 +100,12 @@ class TabularTask(RLTask):
         )
         self.policies = behaviour_policies(config.behaviour, mdp, config.agents, config.epsilon)
         self.mdps = [mdp]
-        self.mdp = mdp
         if config.perturbation:
             self.mdps = [
                 perturb(mdp, seed * config.agents + k, config.perturbation)
                 for k in range(config.agents)
             ]
-        if len(self.mdps) > 1:
-            self.mdp = _mean_mdp(self.mdps)
+        self.mdp = self.mdps[0] if len(self.mdps) == 1 else _mean_mdp(self.mdps)
 
     @cached_property
     def trajectory_problem(self) -> TabularProblem:

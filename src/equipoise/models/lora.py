@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.config.parsing import parse
-from equipoise.config.schema import Options, constraint_of, option, option_types
+from equipoise.config.schema import Options, constraint_of, option, option_types, parse
 from equipoise.models.blocks import declare_blocks
 from equipoise.utils.errors import UsageError, nearest
 

@@ -22,7 +22,7 @@ from equipoise.core import (
     ServerMessage,
     State,
 )
-from equipoise.simulation import chunking
+from equipoise.simulation import executors
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
 from equipoise.simulation.client_store import (
     CLIENT_STATE_NAMES,
@@ -110,7 +110,7 @@ class Worker:
         facts: list[UpdateDiagnostics] = []
         started = time.perf_counter()
         for first, last in call["cuts"]:
-            here = chunking.chunk_index(slice(first, last))
+            here = executors.chunk_index(slice(first, last))
             part = self.inner.run_chunk(
                 round,
                 ids[here],
@@ -161,7 +161,7 @@ class Worker:
             here = taken[first : first + clients]
             count = int(here.sum())
             mine = pytree.index(weights, slice(used, used + count))
-            found[str(number)] = chunking.sum_chunk(
+            found[str(number)] = executors.sum_chunk(
                 self._method, self._sent, part.update, here, mine
             )
             first = first + clients
@@ -560,7 +560,7 @@ class RemoteCohortResults(CohortResults):
         for process in self.process_of_chunk:
             parts.append(answers[process][str(turn[process])])
             turn[process] += 1
-        return chunking.add_chunk_sums(parts)
+        return executors.add_chunk_sums(parts)
 
     def _ask(self, taken: Tensor, weights: Tensor | Params) -> list[State]:
         assert self.executor is not None

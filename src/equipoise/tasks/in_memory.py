@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.core import ExperimentTask, TrainingConfig
+from equipoise.data.federated_dataset import InputTransform
 from equipoise.data.splits import UserRows, UserRowShares, infer_form
 from equipoise.data.tabular.io import SERVER, align_tables, tables_from_values
 from equipoise.data.text import texts_from_python
-from equipoise.data.transforms import InputTransform
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, text
 from equipoise.tasks import tables as own

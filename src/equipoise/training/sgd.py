@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from equipoise.core import LocalTrainRequest, Params, RngContext
 from equipoise.training import batching
-from equipoise.training.chunking import slice_request
 from equipoise.training.network import Network
 from equipoise.utils import pytree
 from equipoise.utils import rng as random
@@ -52,7 +49,7 @@ def fit(
         for name in task.info.batch_stat_names
         if name not in request.trainable
     }
-    request = without_batch_stats(task, request)
+    request = batching.without_batch_stats(task, request)
     losses = request.loss or task.losses
     params = {name: task.channels_last(value) for name, value in request.params.items()}
     params |= {name: params[name].clone() for name in task.info.batch_stat_names}
@@ -92,9 +89,9 @@ def fit(
             anchor_lr = request.proximal.anchor_lr
             for name in request.trainable:
                 anchor[name] = anchor[name] + anchor_lr * (params[name] - anchor[name])
+    params |= frozen_stats
     # The proximal term does not apply to batch statistics: their anchor is their value.
     anchor |= {name: params[name] for name in task.info.batch_stat_names if name in anchor}
-    params |= frozen_stats
     return {name: value.contiguous() for name, value in params.items()}, anchor
 
 
@@ -112,13 +109,10 @@ def fit_each(
     Returns:
         Trained parameters and anchors, `[K, ...]`.
     """
-    results = [fit(task, ids[k], slice_request(request, k, len(ids)), rng) for k in range(len(ids))]
+    results = [
+        fit(task, ids[k], batching.slice_request(request, k, len(ids)), rng)
+        for k in range(len(ids))
+    ]
     params = pytree.stack([params for params, _ in results])
     anchor = pytree.stack([anchor for _, anchor in results])
     return params, anchor
-
-
-def without_batch_stats(task: Network, request: LocalTrainRequest) -> LocalTrainRequest:
-    """Return the request with batch statistics removed from the trainable parameters."""
-    trainable = tuple(name for name in request.trainable if name not in task.info.batch_stat_names)
-    return replace(request, trainable=trainable)
