@@ -280,7 +280,7 @@ def test_epsilon_counts_rounds_that_were_asked_and_lost(tmp_path: Path) -> None:
     wire.__class__ = Killing
 
     def make(*about: Any) -> RemoteExecutor:
-        journal = RequestJournal(out / "requests.json")
+        journal = RequestJournal(Folder(out).requests)
         return RemoteExecutor(
             *about, wire=wire, run="test", time_limit=1.0, min_replies=1, journal=journal
         )
@@ -307,7 +307,7 @@ def test_a_lost_secure_sum_costs_what_the_server_may_have_seen() -> None:
 
 
 def test_the_journal_keeps_the_requests_of_the_current_round(tmp_path: Path) -> None:
-    journal = RequestJournal(tmp_path / "requests.json")
+    journal = RequestJournal(Folder(tmp_path).requests)
     journal.record_request(1, [0, 1])
     journal.record_request(2, [0, 1])
     journal.record_request(2, [0, 2])
@@ -316,7 +316,7 @@ def test_the_journal_keeps_the_requests_of_the_current_round(tmp_path: Path) -> 
         LostRequest(2, [0, 1]),
         LostRequest(2, [0, 2], num_summed=2),
     ]
-    journal.file.write_text('[{"round"')
+    (tmp_path / "requests.json").write_text('[{"round"')
     with pytest.raises(UsageError, match="is damaged"):
         journal.read()
 

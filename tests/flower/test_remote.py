@@ -357,8 +357,15 @@ def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
     run = federate(method, task, Here(method, task, tmp_path))
     for _ in range(ROUNDS):
         run.run_round()
-    files = sorted(path.name for path in (tmp_path / "0" / "test" / "client-0").iterdir())
-    assert files == ["model.safetensors", "round-2.safetensors", "round-3.safetensors"]
+    folder = tmp_path / "0" / "test" / "client-0"
+    assert sorted(path.name for path in folder.glob("round-*")) == [
+        "round-2.safetensors",
+        "round-3.safetensors",
+    ]
+    assert sorted(path.name for path in (folder / "models").iterdir()) == [
+        "card.json",
+        "global.safetensors",
+    ]
 
 
 def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from equipoise.experiment import runner as runs
 from equipoise.experiment.predict import predict_file
 from equipoise.flower import config as options
 from equipoise.flower import project
-from equipoise.records.client_table import read_table
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -144,7 +143,7 @@ def test_the_models_are_those_of_loop(
         for line in (open_fleet.folder / "client-0" / "audit.jsonl").read_text().splitlines()
     ]
     there = {
-        (line["sent"], line["came"])
+        (line["sent"], line["reply"])
         for line in audit
         if line["event"] == "exchange" and line["client"] == 0
     }
@@ -224,8 +223,8 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     summary = Folder(app / "run").read_summary()
     assert summary.bytes_before == Bytes(sum(len(text) for text in told.values()), 3 * len(made))
     assert not any(log.absent for log in logs_of(app))
-    columns = read_table(
-        app / "run" / "clients.csv"
+    columns = Folder(app / "run").read_table(
+        Folder(app / "run").clients
     )  # each client's own words, after the last round
     bounds = zip(
         columns["personal_auc_low"],

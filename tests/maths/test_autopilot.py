@@ -292,6 +292,29 @@ def test_steering_by_hand() -> None:
     assert state["val"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("correction", "scale", "round", "stops"),
+    [
+        (math.log(1.01e-3), 1.0, 5, False),
+        (math.log(0.99e-3), 1.0, 5, True),
+        (math.log(2e-3), 0.49, 5, True),
+        (math.log(1.5e-3), 1.0, 11, False),  # the rate decays from round 12 of 24 on
+        (math.log(1.5e-3), 1.0, 22, True),  # to 0.5^(23 / 12 - 1) = 0.53 of itself
+    ],
+)
+def test_rounds_whose_rate_is_below_a_thousandth_are_not_run(
+    correction: float, scale: float, round: int, stops: bool
+) -> None:
+    task, method = small_task(), Autopilot()
+    params = task.init_params(0)
+    state = method.init_server(task, params) | {
+        "log_lr_correction": tensor(correction),
+        "loss_scale": tensor(scale),
+    }
+    server = Server(task, task.info.training, params, state, 0, round, 24, 1.0)
+    assert (method.should_stop(server) is not None) == stops
+
+
 @pytest.mark.parametrize(("val", "halved"), [(1.104, 0), (1.5, 1)])
 def test_momentum_is_dropped_where_validation_loss_rises_and_the_rate_halved_far_above_its_least(
     val: float, halved: int

@@ -80,7 +80,8 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     ]
     spec = TargetSpec(Condition("ill"))
     messages = [
-        compute_statistics(name, table, spec) for name, table in zip(SITES, tables, strict=True)
+        compute_statistics(name, table, spec, TableConfig(target="ill"))
+        for name, table in zip(SITES, tables, strict=True)
     ]
     assert made == fit_columns(messages, spec, TableConfig(target="ill")).preprocessor
     for name in (*SITES, "server"):

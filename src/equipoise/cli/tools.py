@@ -42,7 +42,7 @@ def certify(arguments: list[str]) -> int:
     with step_progress("other choices tried", values.quiet) as update:
         certificate = certify_run(folder, values.samples, on_progress=update)
     if not values.quiet:
-        print("\n".join([*describe(certificate), f"Added to {folder / 'summary.json'}."]))
+        print("\n".join([*describe(certificate), f"Added to summary.json in {folder}."]))
     return 0
 
 
@@ -70,7 +70,7 @@ def export(arguments: list[str]) -> int:
     client = None if values.client is None else folder.find_client(values.client)
     file, gap = export_model(folder.path, client, values.format, out)
     card = read_card(folder)
-    description = f"{card.in_words(client)}; " if card else ""
+    description = f"{card.describe(client)}; " if card else ""
     print(f"{file}: {description}predictions agree with the original within {gap:.1g}")
     return 0
 

@@ -215,6 +215,8 @@ def _text(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
+MAX_WHOLE_NUMBER = 2**53
+"""Largest whole number of any option: the largest that JSON keeps exactly."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -232,7 +234,9 @@ class Constraint:
     def allows(self, value: Any) -> bool:
         """Tell whether a value is within the bounds."""
         if isinstance(value, str):
-            return not self.choices or value in self.choices
+            return "\0" not in value and (not self.choices or value in self.choices)
+        if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
+            return False
         return (
             (math.isfinite(value) or value == self.high)
             and (self.low is None or value >= self.low)
@@ -352,6 +356,8 @@ def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constra
     near = nearest(value, rule.choices) if rule.choices and isinstance(value, str) else ""
     if isinstance(value, Schedule):
         return f"{name} is {value}: must be {describe_expected(kind, rule)} in every round"
+    if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
+        return f"{name} is too large: must be at most 2^53, about {MAX_WHOLE_NUMBER:.0e}"
     return f"{name} is {value!r}: must be {describe_expected(kind, rule)}{near}"
 
 
@@ -402,7 +408,10 @@ def _converted(kind: OptionType, value: Any) -> Any:
     ):
         return value
     if kind.type is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return MISSING
     if kind.type is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     return MISSING

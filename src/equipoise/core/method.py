@@ -143,8 +143,13 @@ class Method(Options):
                 f"'{task.info.name}' is one layer: choose a deeper one (--model mlp)"
             )
 
-    def num_rounds(self, asked: int) -> int:
-        """Return the number of rounds of a run that asked for `asked` rounds."""
+    def num_rounds(self, asked: int, task: Options) -> int:
+        """Return the number of rounds of a run.
+
+        Args:
+            asked: The rounds that the user asked for.
+            task: Options of the task.
+        """
         return asked
 
     # ------------------------------------------------------------------ client: ONE client

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from equipoise.data.federated_dataset import InputTransform
 
+MISSING_INPUT = -1e30
+"""Input of trees where a value is missing. A finite number: rows of a federation must be finite."""
+
 
 class PixelTransform(InputTransform, frozen=True):
     """Normalise images that are stored as bytes ``[H, W, C]``.

@@ -20,7 +20,7 @@ from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io as files
 from equipoise.utils import serialization
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 NUM_CHECKED_ROWS = 64  # random rows on which export and original are compared
 MAX_RELATIVE_GAP = 1e-4  # largest difference of logits, relative to the largest logit
@@ -107,7 +107,7 @@ def _onnx(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts)
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise UsageError("ONNX needs an extra: pip install 'equipoise[onnx]'") from error
+        raise UsageError(f"ONNX needs an extra: {install_hint('onnx')}") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         axes = {"x": {0: "rows"}, "logits": {0: "rows"}}

@@ -40,6 +40,8 @@ class Card(Record, frozen=True):
     """Names of the features, if the data are tables."""
     adapter: str = ""
     """Option ``adapter`` of the run."""
+    owner: str = ""
+    """Remote client whose own model is in the place of the global model; empty in a run."""
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
@@ -91,11 +93,11 @@ class Card(Record, frozen=True):
     def whose(self, client: int | None) -> str:
         """Return whose model it is, in words."""
         if client is None:
-            return "the global model"
+            return f"the personal model of {self.owner}" if self.owner else "the global model"
         name = self.clients[client] if self.clients else f"client {client}"
         return f"the personal model of {name}"
 
-    def in_words(self, client: int | None) -> str:
+    def describe(self, client: int | None) -> str:
         """Describe the model in one line: owner, method, task, target and inputs."""
         target = self.target
         inputs = f"{' x '.join(map(str, self.shape))} numbers"

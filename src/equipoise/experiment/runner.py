@@ -28,6 +28,7 @@ from equipoise.experiment.evaluation import (
     personal_model_batches,
     score_heldout_clients,
 )
+from equipoise.experiment.memory import check_population, check_training
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.multiprocess import (
     is_worker_rank,
@@ -43,7 +44,13 @@ from equipoise.records.client_table import table_text
 from equipoise.records.manifest import Content
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder, RoundLog, summary_text
-from equipoise.records.summary import About, Summary, summarise, validation_score
+from equipoise.records.summary import (
+    About,
+    Summary,
+    evaluations_without_gain,
+    summarise,
+    validation_score,
+)
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
@@ -59,6 +66,7 @@ from equipoise.utils import io, rng, serialization
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
+MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
 """Called after each round with its record; returns a reason to stop the run, or None."""
@@ -117,6 +125,7 @@ def run(
         folder.clear()
         io.make_folder(folder.checkpoints)
         folder.begin(settings.to_dict, input_texts(folder, settings, task))
+        folder.remove_leftovers()
         _send_warnings(task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
@@ -217,6 +226,7 @@ def build_task(settings: RunSettings) -> ExperimentTask:
         UsageError: If a combination of options is not supported.
     """
     run = settings.run
+    check_population(settings)
     last_training = settings.training.at(run.rounds, run.rounds)
     task = settings.task_spec.build(settings.task_config, run.model, last_training, run.seed)
     if run.init_weights or run.adapter or run.blocks:
@@ -239,6 +249,7 @@ def build_task(settings: RunSettings) -> ExperimentTask:
     task.check_method(settings.method)
     _check_method_options(settings, task)
     _check_compatibility(settings, task)
+    check_training(settings, task)
     return task
 
 
@@ -372,6 +383,7 @@ class RunSession:
         )
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.start_time = time.monotonic()
+        self.last_save = self.start_time
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
         """Best validation score and its round."""
@@ -459,22 +471,26 @@ class RunSession:
             self.best_params = self.simulation.params
         if record.stop is None and self._is_out_of_patience(record):
             patience = self.settings.run.patience
-            reason = f"no better validation score in {patience} evaluations"
+            reason = f"no lower validation loss in {patience} evaluations"
             record = replace(record, stop=reason)
         self.records.append(record)
         self.log.append(record)
-        if record.round % self.settings.run.checkpoint_every == 0 or self._is_finished():
+        is_due = record.round % self.settings.run.checkpoint_every == 0
+        is_late = time.monotonic() - self.last_save > MAX_UNSAVED_SECONDS
+        if is_due or is_late or self._is_finished():
             self._save()
         return record
 
     def _is_out_of_patience(self, record: RoundRecord) -> bool:
         """Return whether validation has not improved for ``patience`` evaluations."""
         patience = self.settings.run.patience
-        if not patience or self.best is None:
+        if not patience:
             return False
-        best_round = self.best[1]
-        later = [one for one in [*self.records, record] if one.round > best_round]
-        return sum(one.evaluated for one in later) >= patience
+        info = self.task.info
+        return (
+            evaluations_without_gain([*self.records, record], info.metric, info.higher_is_better)
+            >= patience
+        )
 
     def _stop(self, reason: str) -> None:
         """End the run with the last round, which is already in the log."""
@@ -497,6 +513,7 @@ class RunSession:
         logs = self.log.sync()
         about: dict[str, object] = {"round": self.simulation.rounds_done, "best": self.best}
         self.checkpoint.save(self.best_params, about, logs)
+        self.last_save = time.monotonic()
 
     def _summarise(self, final: FinalScores) -> Summary:
         """Return the summary of the finished run."""

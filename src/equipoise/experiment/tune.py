@@ -23,7 +23,7 @@ from equipoise.settings.option_registry import find, options, resolve_names
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 from equipoise.utils.metrics import higher_is_better
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
-        raise UsageError("tuning needs Optuna: pip install 'equipoise[tune]'") from error
+        raise UsageError(f"tuning needs Optuna: {install_hint('tune')}") from error
     import optuna.storages.journal
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -9,11 +9,16 @@ that was not accepted is dropped on both sides.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from equipoise.core import Params, State
 from equipoise.flower.codec import InvalidMessage
+from equipoise.records.manifest import CheckedFile, Content
+from equipoise.records.run_dir import Folder
 from equipoise.utils import io, serialization
+from equipoise.utils.config_file import config_text
 from equipoise.utils.errors import UsageError
 
 
@@ -56,9 +61,35 @@ class ClientStateStore:
             if old not in (self._file(round), self._file(taken)):
                 io.remove(old)
 
-    def save_model(self, params: Params) -> None:
-        """Save the model that this client would use now, as a plain file for its owner."""
-        serialization.write_tensors(self.path / "model.safetensors", params)
+    @property
+    def folder(self) -> Folder:
+        """The client's folder as one that ``predict`` and ``export`` read."""
+        return Folder(self.path)
+
+    def save_model(
+        self, params: Params, frozen: Params, card: str, options: Mapping[str, Any]
+    ) -> None:
+        """Save the model that this client would use now, with all that is needed to use it.
+
+        The folder can be given to ``equipoise predict`` and ``export`` like that of a run: the
+        client's own model is in the place of the global model.
+
+        Args:
+            params: Parameters of the model.
+            frozen: Parameters that are never trained.
+            card: Card of the model as JSON; empty if the task learns no network.
+            options: Options of the run.
+        """
+        folder = self.folder
+        files: dict[str, Content] = {}
+        if not folder.has_config():
+            io.make_folder(folder.models, private=True)
+            if frozen:
+                files[folder.model("frozen").name] = _tensor_writer(frozen)
+            if card:
+                files[folder.card.name] = card
+            files[folder.config.name] = config_text(options)
+        folder.write({folder.model("global").name: _tensor_writer(params), **files})
 
     def load_model(self) -> Params:
         """Return the model that :meth:`save_model` saved.
@@ -66,20 +97,20 @@ class ClientStateStore:
         Raises:
             InvalidMessage: If there is none.
         """
-        file = self.path / "model.safetensors"
-        if not file.is_file():
+        file = self.folder.model("global")
+        if not file.exists():
             raise InvalidMessage("it has no model of this run")
-        return serialization.read_tensors(file)[0]
+        return file.read_tensors()
 
     @property
-    def preparation_file(self) -> Path:
+    def preparation(self) -> CheckedFile:
         """File with the preprocessing of raw tables, as the server sent it."""
-        return self.path / "preparation.json"
+        return self.folder.preparation
 
     def save_preparation(self, text: str) -> None:
         """Save the preprocessing of raw tables."""
         io.make_folder(self.path, private=True)
-        io.write_text(self.preparation_file, text)
+        self.preparation.write(text)
 
     def save_secagg_input(self, round: int, part: Params, update_digest: str, member: str) -> None:
         """Save this client's input of a secure sum and its protocol state; delete older ones.
@@ -92,14 +123,14 @@ class ClientStateStore:
         """
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
             io.remove(old)
-        about = {"update": update_digest}
-        serialization.write_tensors(self.path / f"part-{round}.safetensors", part, about)
+        metadata = {"update": update_digest}
+        serialization.write_tensors(self.path / f"part-{round}.safetensors", part, metadata)
         self.save_secagg_state(round, member)
 
     def load_secagg_input(self, round: int) -> tuple[Params, str]:
         """Return this client's input of a secure sum, and the digest of its update."""
-        part, about = serialization.read_tensors(self.path / f"part-{round}.safetensors")
-        return part, about["update"]
+        part, metadata = serialization.read_tensors(self.path / f"part-{round}.safetensors")
+        return part, metadata["update"]
 
     def save_secagg_state(self, round: int, member: str) -> None:
         """Save the state of the secure aggregation protocol."""
@@ -187,3 +218,8 @@ class RevealedUpdates:
             raise UsageError(
                 f"'{self.file}' is damaged: this client's record of its secure sums is lost"
             ) from error
+
+
+def _tensor_writer(tensors: Params) -> Callable[[Path], None]:
+    """Return a function that writes tensors to a file."""
+    return lambda file: serialization.fill_tensors(file, tensors, {})

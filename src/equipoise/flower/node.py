@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+import msgspec
 import torch
 
 from equipoise import __version__
@@ -23,6 +24,7 @@ from equipoise.core import (
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.model_card import Card
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
@@ -109,24 +111,24 @@ class Node:
     def answer(self, data: bytes) -> bytes:
         """Answer a message; an error is sent as one sentence."""
         try:
-            tree, about = codec.decode(data)
-            kind = about.get("kind")
+            tree, metadata = codec.decode(data)
+            kind = metadata.get("kind")
             if kind == "hello":
                 return codec.encode({}, self._introduction())
-            if kind == "tell":
+            if kind == "statistics":
                 self.budget.check()
                 return codec.encode(
                     {}, client_statistics(self.settings, self.config.client, self.config.name)
                 )
-            if about.get("client") != self.config.client:
+            if metadata.get("client") != self.config.client:
                 raise InvalidMessage(
-                    f"the message is for client {about.get('client')}, this is client "
+                    f"the message is for client {metadata.get('client')}, this is client "
                     f"{self.config.client}"
                 )
             if kind == "score":
-                return codec.encode({}, self._score(about))
+                return codec.encode({}, self._score(metadata))
             answer = self._sum if kind in secagg.PHASES else self._round
-            return codec.encode(*answer(tree, about))
+            return codec.encode(*answer(tree, metadata))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
             return encode_error(error)
@@ -139,42 +141,47 @@ class Node:
             samples = self.raw.num_train_rows
         else:
             samples = int(self.task.num_examples(self.id.reshape(1))[0])
-        return {"client": self.config.client, "samples": samples, "version": __version__}
+        return {
+            "client": self.config.client,
+            "name": self.config.name,
+            "samples": samples,
+            "version": __version__,
+        }
 
-    def _prepare(self, about: Metadata, disk: ClientStateStore) -> None:
+    def _prepare(self, metadata: Metadata, disk: ClientStateStore) -> None:
         """Apply the preprocessing that the server sent with this message or an earlier one."""
-        if isinstance(text := about.get("preparation"), str):
+        if isinstance(text := metadata.get("preparation"), str):
             disk.save_preparation(
                 Preprocessor.from_json(text, "the server's preparation").to_json()
             )
-        if not disk.preparation_file.is_file():
+        if not disk.preparation.exists():
             raise PreparationMissing(
                 "it does not know how raw tables are prepared: it is told with the next round"
             )
         self.settings = PreprocessingAgreement(
-            Preprocessor.load(disk.preparation_file), 0
+            Preprocessor.from_json(disk.preparation.read_text(), f"'{disk.preparation}'"), 0
         ).settings(self.settings)
 
-    def _score(self, about: Metadata) -> Metadata:
+    def _score(self, metadata: Metadata) -> Metadata:
         """Return the scores of this client's own model at the end of the run."""
         if self.settings.privacy.has_noise:
             raise InvalidMessage("under dp_noise this client tells no scores")
         self.budget.check()
-        disk = ClientStateStore(self.config.state_dir, str(about.get("run")), self.config.client)
+        disk = ClientStateStore(self.config.state_dir, str(metadata.get("run")), self.config.client)
         if self.raw:
-            self._prepare(about, disk)
+            self._prepare(metadata, disk)
         own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
         return {
             "client": self.config.client,
             "scores": _without_nan(own.scores),
-            "beside": _without_nan(own.beside),
+            "baselines": _without_nan(own.beside),
         }
 
-    def _round(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
+    def _round(self, tree: State, metadata: Metadata) -> tuple[State, Metadata]:
         """Train one round."""
-        round = codec.read_int(about, "round", 1)
-        accepted_round = codec.read_int(about, "taken", 0)
-        run = str(about.get("run"))
+        round = codec.read_int(metadata, "round", 1)
+        accepted_round = codec.read_int(metadata, "accepted_round", 0)
+        run = str(metadata.get("run"))
         disk = ClientStateStore(self.config.state_dir, run, self.config.client)
         member = self._secure_sum_member(run, disk)
         if isinstance(self.method, SecureAggregation):
@@ -182,13 +189,13 @@ class Node:
         else:
             self.budget.check()
         if self.raw:
-            self._prepare(about, disk)
-        if about.get("frozen", "") != self._frozen:
+            self._prepare(metadata, disk)
+        if metadata.get("frozen", "") != self._frozen:
             raise InvalidMessage(
                 "its frozen parameters are not the server's: give both the same file "
                 "(--init-weights) or folder (--pretrained)"
             )
-        reply, is_lost = self._train(tree, about, disk, round, accepted_round)
+        reply, is_lost = self._train(tree, metadata, disk, round, accepted_round)
         metadata = {**self._introduction(), "run": run, "round": round, "lost": is_lost}
         if isinstance(self.method, SecureAggregation):
             # The upload stays here until its masks are agreed on.
@@ -198,13 +205,18 @@ class Node:
         return reply.to_message(), metadata
 
     def _train(
-        self, tree: State, about: Metadata, disk: ClientStateStore, round: int, accepted_round: int
+        self,
+        tree: State,
+        metadata: Metadata,
+        disk: ClientStateStore,
+        round: int,
+        accepted_round: int,
     ) -> tuple[ClientResult, bool]:
         """Run this client's round and save its new state and model.
 
         Args:
             tree: Tensors of the server's message.
-            about: Metadata of the server's message.
+            metadata: Metadata of the server's message.
             disk: The client's own disk.
             round: Number of the round.
             accepted_round: Round of this client that the server accepted last; 0 for none.
@@ -228,8 +240,8 @@ class Node:
                     self.method, self.task, self.id.reshape(1), initial, keeps_local=True
                 )
                 before = index(states, 0)
-            message = decode_message(tree, about, initial, self.task.info.blocks)
-            splits = () if settings.privacy.has_noise else _splits(about)
+            message = decode_message(tree, metadata, initial, self.task.info.blocks)
+            splits = () if settings.privacy.has_noise else _splits(metadata)
             result = executor.run_client(round, splits, self.id, message, before)
         after = result.client_state
         try:
@@ -241,8 +253,17 @@ class Node:
             LOG.warning("round %d: training diverged; this client keeps its state", round)
             after = before
         disk.save(round, to_dict(replace(after, personal=None)), accepted_round)
-        disk.save_model(after.local_params if after.personal is None else after.personal)
+        self._save_model(disk, after.local_params if after.personal is None else after.personal)
         return strip_unprotected(self.method, replace(result, client_state=after)), is_lost
+
+    def _save_model(self, disk: ClientStateStore, model: Params) -> None:
+        """Save the model that this client would use now, for ``predict`` and ``export``."""
+        card = Card.of(self.task, self.settings.run)
+        text = ""
+        if card is not None:
+            owner = self.config.name or f"client {self.config.client}"
+            text = msgspec.structs.replace(card, owner=owner).write()
+        disk.save_model(model, self.task.frozen, text, self.settings.to_dict)
 
     def _load_state(self, disk: ClientStateStore, accepted_round: int) -> ClientState | None:
         """Return the state after the last accepted round; None without one, or if it is lost."""
@@ -258,12 +279,12 @@ class Node:
         )
         return None
 
-    def _sum(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
+    def _sum(self, tree: State, metadata: Metadata) -> tuple[State, Metadata]:
         """Answer a phase of secure aggregation."""
-        run = str(about.get("run"))
-        round = codec.read_int(about, "round", 1)
+        run = str(metadata.get("run"))
+        round = codec.read_int(metadata, "round", 1)
         disk = ClientStateStore(self.config.state_dir, run, self.config.client)
-        tree, more = self._secure_sum_member(run, disk).answer(round, about)
+        tree, more = self._secure_sum_member(run, disk).answer(round, metadata)
         return tree, {"client": self.config.client, "run": run, "round": round, **more}
 
     def _secure_sum_member(self, run: str, disk: ClientStateStore) -> SecureSumMember:
@@ -289,7 +310,7 @@ def encode_error(error: Exception) -> bytes:
     return codec.encode({}, {"error": text, "unprepared": isinstance(error, PreparationMissing)})
 
 
-def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> bytes:
+def encode_message(message: ServerMessage, blocks: Blocks, metadata: Metadata) -> bytes:
     """Encode one client's message, with only the blocks that are sent to this client."""
     sent = {block: bool(value) for block, value in message.sent_blocks.items()}
     params = {
@@ -299,19 +320,19 @@ def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> b
         for name in names
     }
     return codec.encode(
-        to_dict(replace(message, params=params, sent_blocks={})), {**about, "sent": sent}
+        to_dict(replace(message, params=params, sent_blocks={})), {**metadata, "sent": sent}
     )
 
 
-def _splits(about: Metadata) -> tuple[str, ...]:
+def _splits(metadata: Metadata) -> tuple[str, ...]:
     """Read the splits on which the server asks for scores."""
-    splits = about.get("splits")
+    splits = metadata.get("splits")
     if not isinstance(splits, list) or not set(map(str, splits)) <= {"test", "val"}:
         raise InvalidMessage("the message does not say on which rows to score models")
     return tuple(splits)
 
 
-def decode_message(tree: State, about: Metadata, model: Params, blocks: Blocks) -> ServerMessage:
+def decode_message(tree: State, metadata: Metadata, model: Params, blocks: Blocks) -> ServerMessage:
     """Decode one client's message.
 
     Blocks that were not sent are NaN, so that no method can use them unnoticed.
@@ -332,7 +353,7 @@ def decode_message(tree: State, about: Metadata, model: Params, blocks: Blocks) 
         for name, value in model.items()
         if value.is_floating_point()
     }
-    sent = about.get("sent")
+    sent = metadata.get("sent")
     if (
         not isinstance(sent, dict)
         or sent.keys() != blocks.keys()

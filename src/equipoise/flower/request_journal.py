@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
+from equipoise.records.manifest import CheckedFile
 from equipoise.records.rounds import LostRequest
-from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 
 class RequestJournal:
     """Requests of the current round, in one file."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: CheckedFile) -> None:
         """Open the journal of a run; the file is created with the first request."""
         self.file = file
 
@@ -59,4 +58,4 @@ class RequestJournal:
             ) from error
 
     def _write(self, requests: list[LostRequest]) -> None:
-        io.write_text(self.file, json.dumps([asdict(request) for request in requests]))
+        self.file.write(json.dumps([asdict(request) for request in requests]))

@@ -140,14 +140,14 @@ class SecureSumMember:
         keys = member.public_keys()
         return {"keys": [keys.encryption.hex(), keys.masking.hex()]}
 
-    def answer(self, round: int, about: Metadata) -> tuple[State, Metadata]:
+    def answer(self, round: int, metadata: Metadata) -> tuple[State, Metadata]:
         """Answer a phase of the protocol.
 
         The state is saved before anything leaves the client, so that no phase can be repeated.
 
         Args:
             round: Round number.
-            about: Metadata of the server's message.
+            metadata: Metadata of the server's message.
 
         Returns:
             Tensors and metadata of the answer.
@@ -156,19 +156,21 @@ class SecureSumMember:
             InvalidMessage: If the message is malformed or out of order.
         """
         member = SecAggClient.from_json(self.disk.load_secagg_state(round))
-        if about["kind"] == "share":
-            return {}, self._share(round, member, about)
-        if about["kind"] == "mask":
-            return self._mask(round, member, about), {}
-        return {}, self._reveal(round, member, about)
+        if metadata["kind"] == "share":
+            return {}, self._share(round, member, metadata)
+        if metadata["kind"] == "mask":
+            return self._mask(round, member, metadata), {}
+        return {}, self._reveal(round, member, metadata)
 
-    def _share(self, round: int, member: SecAggClient, about: Metadata) -> Metadata:
+    def _share(self, round: int, member: SecAggClient, metadata: Metadata) -> Metadata:
         """Encrypt shares of this client's secrets for the others."""
-        encrypted = member.share_secrets(_parse_all_keys(about, self.max_clients))
+        encrypted = member.share_secrets(_parse_all_keys(metadata, self.max_clients))
         self.disk.save_secagg_state(round, member.to_json())
-        return {"letters": {str(other): shares.hex() for other, shares in encrypted.items()}}
+        return {
+            "encrypted_shares": {str(other): shares.hex() for other, shares in encrypted.items()}
+        }
 
-    def _mask(self, round: int, member: SecAggClient, about: Metadata) -> State:
+    def _mask(self, round: int, member: SecAggClient, metadata: Metadata) -> State:
         """Mask this client's input; from here on others could unmask a sum with it."""
         num_hiding = self._num_hiding(len(member.peers) + 1)
         self.revealed.check_round(self.run, round)
@@ -176,15 +178,15 @@ class SecureSumMember:
         part, update_digest = self.disk.load_secagg_input(round)
         self.revealed.check_update(update_digest)
         words = part[WORDS].numpy().view(np.uint64)
-        masked = member.mask(_parse_bytes(about, "letters"), words)
+        masked = member.mask(_parse_bytes(metadata, "encrypted_shares"), words)
         self.disk.save_secagg_state(round, member.to_json())
         self.revealed.record(self.run, round, update_digest)
         self.budget.spend(num_hiding)
         return {WORDS: torch.from_numpy(masked.view(np.int64))}
 
-    def _reveal(self, round: int, member: SecAggClient, about: Metadata) -> Metadata:
+    def _reveal(self, round: int, member: SecAggClient, metadata: Metadata) -> Metadata:
         """Reveal the shares by which the sum is unmasked."""
-        replied = about.get("replied")
+        replied = metadata.get("replied")
         if not isinstance(replied, list) or not all(type(client) is int for client in replied):
             raise InvalidMessage("the message does not say who replied")
         shares = member.reveal(replied)
@@ -292,18 +294,18 @@ class SecureAggregationRound:
         num_words = sum(value.numel() for value in _leaves(like))
         needed = max(threshold(len(ids)), MIN_CLIENTS, self.min_replies)
 
-        def read_encrypted(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
-            encrypted = _parse_bytes(about, "letters")
+        def read_encrypted(client: int, tree: State, metadata: Metadata) -> dict[int, bytes]:
+            encrypted = _parse_bytes(metadata, "encrypted_shares")
             if encrypted.keys() != set(ids) - {client}:
-                raise InvalidMessage("its letters are not for all others")
+                raise InvalidMessage("its shares are not for all others")
             return encrypted
 
-        def read_words(client: int, tree: State, about: Metadata) -> Words:
+        def read_words(client: int, tree: State, metadata: Metadata) -> Words:
             codec.check_like(tree, {WORDS: torch.empty(num_words, dtype=torch.int64)})
             return np.asarray(tree[WORDS].numpy().view(np.uint64))
 
-        def read_shares(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
-            return _parse_bytes(about, "shares")
+        def read_shares(client: int, tree: State, metadata: Metadata) -> dict[int, bytes]:
+            return _parse_bytes(metadata, "shares")
 
         # Phase 2: clients share their secrets, encrypted for each other.
         keys = {
@@ -314,11 +316,13 @@ class SecureAggregationRound:
         joined = self._enough(encrypted, ids, needed)
 
         # Phase 3: every client gets the shares for it, and sends its masked input.
-        letters: dict[int, Metadata] = {
-            to: {"letters": {str(by): encrypted[by][to].hex() for by in joined if by != to}}
+        shares_by_client: dict[int, Metadata] = {
+            to: {
+                "encrypted_shares": {str(by): encrypted[by][to].hex() for by in joined if by != to}
+            }
             for to in joined
         }
-        masked = self._ask("mask", letters, read_words, 8 * num_words)
+        masked = self._ask("mask", shares_by_client, read_words, 8 * num_words)
         replied = self._enough(masked, joined, needed)
 
         # Phase 4: clients reveal the shares that unmask the sum.
@@ -368,9 +372,9 @@ class SecureAggregationRound:
         Returns:
             What was read, by client. Clients without a valid answer are marked as absent.
         """
-        about = {"kind": kind, "run": self.run_id, "round": self.round}
+        metadata = {"kind": kind, "run": self.run_id, "round": self.round}
         messages = {
-            client: codec.encode({}, {**about, "client": client, **own})
+            client: codec.encode({}, {**metadata, "client": client, **own})
             for client, own in each.items()
         }
         answers = self.exchange(messages, self.limit) if messages else {}
@@ -399,19 +403,19 @@ def _round_id(run: str, round: int) -> str:
     return f"{run} {round}"
 
 
-def _parse_bytes(about: Metadata, name: str) -> dict[int, bytes]:
+def _parse_bytes(metadata: Metadata, name: str) -> dict[int, bytes]:
     """Parse a table of bytes by client, which is sent as hexadecimal text."""
     try:
-        return {int(client): bytes.fromhex(text) for client, text in about[name].items()}
+        return {int(client): bytes.fromhex(text) for client, text in metadata[name].items()}
     except (KeyError, AttributeError, ValueError, TypeError) as error:
         raise InvalidMessage(f"its {name} cannot be read") from error
 
 
-def _parse_all_keys(about: Metadata, max_clients: int | None) -> dict[int, PublicKeys]:
+def _parse_all_keys(metadata: Metadata, max_clients: int | None) -> dict[int, PublicKeys]:
     """Parse the public keys of all clients.
 
     Args:
-        about: Metadata of the server's message.
+        metadata: Metadata of the server's message.
         max_clients: Largest number of keys that this client's owner allows.
 
     Raises:
@@ -419,12 +423,13 @@ def _parse_all_keys(about: Metadata, max_clients: int | None) -> dict[int, Publi
     """
     limit = max_clients or DEFAULT_MAX_CLIENTS
     try:
-        if len(about["keys"]) > limit:
+        if len(metadata["keys"]) > limit:
             raise InvalidMessage(
-                f"{len(about['keys'])} clients are in the secure sum, this client's owner allows "
+                f"{len(metadata['keys'])} clients are in the secure sum, this client's owner "
+                "allows "
                 f"{limit} (max-clients)"
             )
-        return {int(client): _parse_keys(pair) for client, pair in about["keys"].items()}
+        return {int(client): _parse_keys(pair) for client, pair in metadata["keys"].items()}
     except (KeyError, AttributeError, ValueError, TypeError) as error:
         raise InvalidMessage("its keys cannot be read") from error
 

@@ -22,6 +22,7 @@ from equipoise.core import (
     ClientUpdate,
     LocalHParams,
     Method,
+    Options,
     Params,
     Server,
     ServerMessage,
@@ -77,7 +78,7 @@ class FederatedQ(TabularQ):
         low=0,
     )
 
-    def num_rounds(self, asked: int) -> int:
+    def num_rounds(self, asked: int, task: Options) -> int:
         """Return `steps` / tau, or the rounds of the run if `steps` is 0."""
         if self.steps % self.tau:
             raise UsageError(f"steps is {self.steps}: must be a multiple of tau ({self.tau})")

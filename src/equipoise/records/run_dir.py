@@ -95,6 +95,11 @@ class Folder(CheckedFolder):
         return self.file("flower.json")
 
     @property
+    def requests(self) -> CheckedFile:
+        """Requests to remote clients in the current round, written before they are sent."""
+        return self.file("requests.json")
+
+    @property
     def models(self) -> Path:
         """Folder of the models, for messages and exports; see :meth:`model`."""
         return self.path / MODELS
@@ -396,8 +401,10 @@ class LogFollower:
     def poll(self) -> None:
         """Read the complete lines that are new. A file that shrank was rewritten by a resume."""
         folder = self._folder
-        path = folder.path / folder.rounds.name
-        size = path.stat().st_size if folder.rounds.exists() and path.exists() else 0
+        if not folder.rounds.exists():
+            return
+        path = folder.verify(folder.rounds.name)
+        size = path.stat().st_size
         if size < self._offset:
             self.records = []
             self._offset = 0

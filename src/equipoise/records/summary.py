@@ -11,6 +11,9 @@ from equipoise.records.codec import Flat
 from equipoise.records.rounds import Bytes, PrivacySpent, RoundRecord
 from equipoise.records.scores import NOTHING, Evaluated, Evaluations, Scores
 
+MIN_RELATIVE_GAIN = 1e-4
+"""Smaller gains of the validation loss do not count: a run that hardly moves has converged."""
+
 
 @dataclass(frozen=True)
 class Newcomers:
@@ -155,6 +158,34 @@ def validation_score(record: RoundRecord, headline: str, higher_is_better: bool)
     if not values:
         return None
     return fmean(values) if higher_is_better else -fmean(values)
+
+
+def evaluations_without_gain(
+    records: Sequence[RoundRecord], headline: str, higher_is_better: bool
+) -> int:
+    """Count the evaluations since validation was last better than ever before.
+
+    The validation loss decides, because on few rows a score such as AUC jumps to its best by chance
+    in an early round; the headline decides where there is no loss.
+
+    Args:
+        records: The rounds so far.
+        headline: Main metric.
+        higher_is_better: Whether a higher metric is better.
+    """
+    scores = [validation_score(record, "loss", False) for record in records]
+    if not any(score is not None for score in scores):
+        scores = [validation_score(record, headline, higher_is_better) for record in records]
+    best: float | None = None
+    count = 0
+    for score in scores:
+        if score is None:
+            continue
+        count += 1
+        if best is None or score > best + MIN_RELATIVE_GAIN * abs(best):
+            best = score
+            count = 0
+    return count
 
 
 def convergence_round(

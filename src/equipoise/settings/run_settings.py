@@ -16,7 +16,7 @@ from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import DevicePopulation
 from equipoise.config.schema import Schedule, from_config_value, to_config_value
-from equipoise.core import Method, SelectionPolicy, TrainingConfig
+from equipoise.core import Method, Options, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.config import PrivacyConfig
@@ -110,7 +110,7 @@ class RunSettings:
             raise UsageError("; ".join(errors))
         if errors:
             raise UsageError("; ".join(errors))
-        run = _with_model_and_rounds(run, method_config, privacy, timing, task)
+        run = _with_model_and_rounds(run, method_config, privacy, timing, task, task_config)
         if privacy.is_enabled and selection is not Uniform:
             raise UsageError(
                 f"selection {policy_name} is not offered with dp_clip: epsilon is counted for "
@@ -163,7 +163,12 @@ class RunSettings:
 
 
 def _with_model_and_rounds(
-    run: RunConfig, method: Method, privacy: PrivacyConfig, timing: ClockConfig, task: TaskSpec
+    run: RunConfig,
+    method: Method,
+    privacy: PrivacyConfig,
+    timing: ClockConfig,
+    task: TaskSpec,
+    task_config: Options,
 ) -> RunConfig:
     """Check options of several configs against each other; fill in model and rounds."""
     if timing.carries_stale_updates and (run.robust or run.secure or privacy.is_enabled):
@@ -195,6 +200,9 @@ def _with_model_and_rounds(
             "beside the sum; "
             "choose a fixed dp_clip"
         )
+    if run.patience < 0:
+        patience = 0 if privacy.has_noise else task.patience
+        run = dataclasses.replace(run, patience=patience)
     if run.patience and privacy.has_noise:
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation "
@@ -213,4 +221,5 @@ def _with_model_and_rounds(
             f"unknown model '{model}' for task '{task.name}'{nearest(model, task.models)}; "
             f"it takes: {', '.join(task.models) or 'none'}"
         )
-    return dataclasses.replace(run, model=model, rounds=method.num_rounds(run.rounds))
+    rounds = method.num_rounds(run.rounds, task_config)
+    return dataclasses.replace(run, model=model, rounds=rounds)

@@ -28,6 +28,8 @@ class TaskSpec:
     """Models that it takes, the default first; none where the task brings its own."""
     build: Callable[[Any, str, TrainingConfig, int], ExperimentTask]
     """``(config, model, training, seed) -> task``."""
+    patience: int = 0
+    """Evaluations without a better validation score after which a run stops; 0 for never."""
     in_python: bool = False
     """Whether it was made by the user's own Python code, and cannot be found again by its name."""
 

@@ -101,6 +101,7 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
         spec.training,
         spec.models,
         build,
+        patience=spec.patience,
         in_python=True,
     )
 

@@ -15,16 +15,17 @@ from equipoise.core import ExperimentTask, Preparation, TrainingConfig, option
 from equipoise.data import tabular
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.time_series import federate_recordings, read_recordings
-from equipoise.models import MODELS
+from equipoise.models import MODELS, TREES
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.training.objectives import Objective, balanced_class_weights, objective_of
+from equipoise.trees.config import TreeOptions
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class TableLearningConfig(tabular.TableConfig):
+class TableLearningConfig(tabular.TableConfig, TreeOptions):
     """Options of learning from tables: the columns, and the loss of their target."""
 
     class_weights: str = option(
@@ -105,6 +106,8 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
         seed: Seed of the split of rows.
     """
     if config.path.suffix == ".npz":
+        if model == TREES:
+            raise UsageError("model trees is for tables, not for recordings: leave model out")
         recordings = read_recordings(config.path, config.client_column, config.target)
         windows = federate_recordings(recordings, config.window, config, split_generator(seed))
         return ExamplesTask(
@@ -141,21 +144,22 @@ def task_from_tables(
     Returns:
         The task, with its preprocessor and the bytes that the preprocessing exchanged.
     """
-    federation = tabular.build_federation(tables, config, split_generator(seed))
-    module = MODELS[model](federation.data.shape, federation.data.classes)
-    return ExamplesTask(
-        name,
-        module,
-        federation.data,
-        training,
-        objective=config.objective(federation.data),
-        preparation=Preparation(
-            federation.preprocessor,
-            federation.upload_bytes,
-            federation.download_bytes,
-            federation.notes,
-        ),
+    federation = tabular.build_federation(tables, config, split_generator(seed), model == TREES)
+    data = federation.data
+    objective = config.objective(data)
+    preparation = Preparation(
+        federation.preprocessor,
+        federation.upload_bytes,
+        federation.download_bytes,
+        federation.notes,
     )
+    if model == TREES:
+        from equipoise.tasks.trees import TreesTask
+
+        categories = federation.preprocessor.num_categories
+        return TreesTask(name, data, training, config, categories, objective, preparation)
+    module = MODELS[model](data.shape, data.classes)
+    return ExamplesTask(name, module, data, training, objective=objective, preparation=preparation)
 
 
 SPEC = TaskSpec(
@@ -164,8 +168,9 @@ SPEC = TaskSpec(
     "or one file with a client column",
     config=TablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
-    models=("mlp", "linear", "cnn1d"),
+    models=("mlp", "linear", "cnn1d", TREES),
     build=build,
+    patience=25,
 )
 
 

@@ -21,6 +21,11 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def install_hint(extra: str) -> str:
+    """Say how to install an optional extra, from a wheel or in a clone of the repository."""
+    return f"pip install 'equipoise[{extra}]' (in a clone: pip install -e '.[{extra}]')"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest similar names for an error message.
 

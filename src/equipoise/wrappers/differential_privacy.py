@@ -103,6 +103,12 @@ class DifferentialPrivacy(MethodWrapper):
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse methods and tasks for which the guarantee would not hold."""
         super().check(task, training)
+        if task.info.learner_kind == "trees":
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip: a client sends sums of gradients for "
+                "every level of every tree, and noise for all of them would leave no signal; "
+                "choose --model linear or mlp with another method"
+            )
         if self.privacy.has_noise:
             self._check_accounting(task)
         if set(task.info.batch_stat_names) & set(self.shared_param_names(task)):

@@ -27,6 +27,7 @@ from equipoise.utils.errors import UsageError, nearest
 
 SERVER = "server"
 """The name of the file in a folder (or table in Python) that holds the server's own rows."""
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 
 
 # ------------------------------------------------------------------------- tables of all clients
@@ -148,7 +149,8 @@ def _read_folder(path: Path) -> tuple[ClientTables, list[Diagnostic]]:
     clients: dict[str, Table] = {}
     server = None
     diagnostics: list[Diagnostic] = []
-    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in READERS):
+    suffixes = {*READERS, *SPREADSHEETS}
+    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes):
         client = file.stem
         try:
             table = read_table(file)
@@ -236,6 +238,11 @@ def read_table(path: Path, client_column: str = "") -> Table:
         UsageError: If the file cannot be read.
     """
     suffix = path.suffix.lower()
+    if suffix in SPREADSHEETS:
+        raise UsageError(
+            f"'{path}' is a spreadsheet: save each sheet as 'CSV UTF-8' (File, Save as) and give "
+            "that file"
+        )
     if suffix not in READERS:
         raise UsageError(f"'{path}' is neither .csv nor .parquet")
     return READERS[suffix](path, client_column)

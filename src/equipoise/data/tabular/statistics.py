@@ -146,6 +146,20 @@ class ColumnStatistics(Record, frozen=True):
         return float(np.clip((low + high) / 2, mean - std, mean + std))
 
 
+class Association(Record, frozen=True):
+    """How far one column of one client decides the target; see `sanity.associations`.
+
+    Attributes:
+        column: The input column.
+        label: The class that is told from all others; empty where a number is predicted.
+        sums: Sums over rows or pairs of rows; those of all clients are added.
+    """
+
+    column: str
+    label: str
+    sums: tuple[float, ...]
+
+
 class ClientStatistics(Record, frozen=True):
     """The message that a client sends before round 1.
 
@@ -155,12 +169,18 @@ class ClientStatistics(Record, frozen=True):
         target: Statistics of the target (for survival: time and event) in all of its rows,
             because the names of classes must be complete.
         train_target: Moments of the target in its training rows.
+        associations: How far each input column alone decides the target.
+        num_classes: The number of classes among its rows; 0 if no classes are predicted.
+        num_shared_rows: Test rows that equal a training row, where the client has both.
     """
 
     client: str
     columns: tuple[ColumnStatistics, ...]
     target: tuple[ColumnStatistics, ...]
     train_target: Moments = Moments()
+    associations: tuple[Association, ...] = ()
+    num_classes: Count = 0
+    num_shared_rows: Count = 0
 
 
 def moments(values: Floats) -> Moments:
