@@ -48,11 +48,17 @@ COMMANDS = {
     "resume": Command("run", "resume", "Continue a run or a comparison that was stopped."),
     "watch": Command("tools", "watch", "Follow a run or a comparison from another terminal."),
     "report": Command("tools", "report", "Write one HTML page about one run or several."),
-    "export": Command(
-        "tools", "export", "Write a model of a run as safetensors, ONNX or TorchScript."
+    "choose": Command(
+        "models",
+        "choose",
+        "Say which model each site should use, and train it on all rows.",
     ),
+    "evaluate": Command(
+        "models", "evaluate", "Score models on new rows, beside a constant and the site's own."
+    ),
+    "predict": Command("models", "predict", "Predict new rows of a table, site by site."),
+    "export": Command("models", "export", "Write a model as safetensors, ONNX or TorchScript."),
     "play": Command("tools", "play", "Play an episode of an agent of a run, and film it."),
-    "predict": Command("tools", "predict", "Predict new rows of a table with a model of a run."),
     "certify": Command(
         "tools", "certify", "Measure what a client or the server would gain by deviating alone."
     ),

@@ -80,7 +80,7 @@ class RunConfig(Options):
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
     patience: int = option(
         -1,
-        "stop after so many evaluations without a better validation score; 0 for never; -1 for "
+        "stop after so many evaluations without a lower validation loss; 0 for never; -1 for "
         "the task's own: 25 on tables, never elsewhere",
         low=-1,
     )

@@ -25,7 +25,7 @@ from equipoise.privacy.planning import RoundPlan, check_one_round, choose_noise
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse_attack as parse_attack
-from equipoise.tasks import TaskSpec, find_task
+from equipoise.tasks import AUTO_MODEL, TaskSpec, find_task
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.wrappers.deadline import with_deadline_epochs
 from equipoise.wrappers.differential_privacy import with_differential_privacy
@@ -254,5 +254,7 @@ def _with_model_and_rounds(
             f"unknown model '{model}' for task '{task.name}'{nearest(model, task.models)}; "
             f"it takes: {', '.join(task.models) or 'none'}"
         )
+    if model == AUTO_MODEL:  # the rounds follow from the model that is chosen
+        return dataclasses.replace(run, model=model)
     rounds = method.num_rounds(run.rounds, task_config)
     return dataclasses.replace(run, model=model, rounds=rounds)
