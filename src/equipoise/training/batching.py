@@ -17,6 +17,9 @@ from equipoise.core import LocalTrainRequest, Params, ProximalTerm, RngContext
 from equipoise.training.network import Network
 from equipoise.utils import pytree, rng
 
+MIN_NORM = 1e-30
+"""Norms of gradients below count as this: a gradient of zero stays zero."""
+
 
 @dataclass
 class BatchPlan:

@@ -19,7 +19,7 @@ def fit(
 
     Every step computes, with weight decay `w`, correction `c` and proximal term `(anchor, mu)`:
 
-        g = grad loss(p) + w p + c + mu (p - anchor)
+        g = clip(grad loss(p)) + w p + c + mu (p - anchor)
         v = momentum v + g
         p = clamp(p - lr v)
 
@@ -71,6 +71,10 @@ def fit(
                 }
                 loss = losses({**params, **leaves, **context}, x, y, request.aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
+            if training.max_grad_norm:
+                norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+                factor = (training.max_grad_norm / norm.clamp(min=batching.MIN_NORM)).clamp(max=1.0)
+                gradients = tuple(factor * g for g in gradients)
             for name, g in zip(request.trainable, gradients, strict=True):
                 p = params[name]
                 if training.weight_decay:
