@@ -55,6 +55,7 @@ COMMANDS = {
     ),
     "data": Command("data", "data", "Describe the data of a task, client by client."),
     "list": Command("tools", "list_names", "List the methods, the tasks or the models."),
+    "studio": Command("studio", "studio", "Compare, decide and predict in your browser."),
     "flower": Command("flower", "flower", "Deploy on real machines with Flower."),
 }
 """All commands by name, in the order of ``equipoise --help``."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import os
+import shlex
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
+import plotly
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,19 +31,21 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+import equipoise.report
 from equipoise import __version__
 from equipoise.studio import forms, tables_view
 from equipoise.studio.commands import CommandResult, run_command
-from equipoise.studio.decision import Decision, decide
 from equipoise.studio.jobs import JobStore
 from equipoise.studio.paths import TABLE_SUFFIXES, StudioPaths
-from equipoise.studio.run_library import CellProgress, RunLibrary
+from equipoise.studio.run_library import CellProgress, RunLibrary, format_score
 from equipoise.studio.security import REPORT_POLICY, Guard, Secrets
 from equipoise.utils.errors import UsageError
 
 MAX_UPLOAD_BYTES = 2**30
 EVENT_SECONDS = 0.5  # between two looks at a run
 PREVIEW_LINES = 20  # of predictions
+SHARED_FILES = {"style.css": "text/css", "sortable_tables.js": "text/javascript"}
+"""Files of the report that the studio uses too, with their types."""
 Page = Callable[[Request], Awaitable[Response]]
 
 
@@ -224,7 +228,7 @@ class Studio:
             command=job.command if job else f"equipoise report {folder}",
             output=self.jobs.output(job) if job else "",
             progress=_progress(self.library.cells(folder)),
-            has_report=(folder / "report.html").is_file(),
+            has_agents=_has_agents(folder),
         )
 
     async def events(self, request: Request) -> Response:
@@ -296,11 +300,56 @@ class Studio:
     async def decision(self, request: Request) -> Response:
         """Say which model each site should use, and how sure that is."""
         folder = self._folder_of(request)
-        found: Decision = await decide(folder, self.folder)
-        return self.render("decision.html.j2", name=folder.name, decision=found)
+        from equipoise.experiment.decision import read_decision
+
+        found = await run_in_threadpool(read_decision, folder)
+        if found is None:
+            raise UsageError(
+                f"'{folder.name}' has no decision: it is not finished, or its methods were not "
+                "tested on the same rows"
+            )
+        command = f"equipoise choose {shlex.quote(str(folder))}"
+        return self.render(
+            "decision.html.j2",
+            name=folder.name,
+            decision=found,
+            command=command,
+            show=partial(_estimate_text, found.metric),
+        )
+
+    async def film(self, request: Request) -> Response:
+        """Film an episode of the first agent of a run."""
+        folder = self._folder_of(request)
+        name = f"{folder.name}-{os.urandom(3).hex()}.gif"
+        film = self.paths.state / "films" / name
+        film.parent.mkdir(parents=True, exist_ok=True)
+        result = await run_command(["play", str(folder), "--video", str(film)], self.folder)
+        if result.code:
+            raise UsageError(result.message)
+        return self.render("film.html.j2", file=name, result=result)
+
+    async def film_file(self, request: Request) -> Response:
+        """Return a film."""
+        return self._state_file("films", request.path_params["file"], "image/gif")
+
+    def _state_file(self, kind: str, name: str, media_type: str) -> Response:
+        """Return a file that the studio made for a page.
+
+        Raises:
+            UsageError: If it is gone.
+        """
+        file = self.paths.state / kind / Path(name).name
+        if not file.is_file():
+            raise UsageError("this file is gone: make it again")
+        return FileResponse(file, filename=file.name, media_type=media_type)
 
     def _folder_of(self, request: Request) -> Path:
-        return self.paths.run_folder(request.path_params["name"])
+        """Return the folder of a run, which a job that has just started may not have made yet."""
+        name = request.path_params["name"]
+        folder = self.paths.runs / name
+        if not folder.exists() and self.jobs.latest(folder) is not None:
+            return folder
+        return self.paths.run_folder(name)
 
     # ---------------------------------------------------------------- predict
 
@@ -341,11 +390,7 @@ class Studio:
 
     async def download(self, request: Request) -> Response:
         """Return a file of predictions."""
-        name = Path(request.path_params["file"]).name
-        file = self.paths.state / "predictions" / name
-        if not file.is_file():
-            raise UsageError("these predictions are gone: predict again")
-        return FileResponse(file, filename=name, media_type="text/csv")
+        return self._state_file("predictions", request.path_params["file"], "text/csv")
 
 
 def create_app(paths: StudioPaths, secrets: Secrets) -> Starlette:
@@ -373,11 +418,13 @@ def create_app(paths: StudioPaths, secrets: Secrets) -> Starlette:
         Route("/runs/{name}/stop", page(studio.stop), methods=["POST"]),
         Route("/runs/{name}/resume", page(studio.resume), methods=["POST"]),
         Route("/runs/{name}/delete", page(studio.delete), methods=["POST"]),
+        Route("/runs/{name}/film", page(studio.film), methods=["POST"]),
+        Route("/films/{file}", page(studio.film_file)),
         Route("/predict", page(studio.predict)),
         Route("/predict", page(studio.predictions), methods=["POST"]),
         Route("/predictions/{file}", page(studio.download)),
         Route("/static/plotly.js", _plotly),
-        Route("/static/report.css", _report_style),
+        Route("/static/shared/{file}", _shared_with_report),
         Mount("/static", StaticFiles(packages=[("equipoise.studio", "static")])),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Guard, secrets=secrets)])
@@ -408,25 +455,22 @@ async def _to_data(request: Request) -> Response:
 
 async def _plotly(request: Request) -> Response:
     """Return Plotly's script from its Python package."""
-    import plotly
-
     file = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     return FileResponse(file, headers={"Cache-Control": "max-age=86400"})
 
 
-async def _report_style(request: Request) -> Response:
-    """Return the styles that studio and report share."""
-    import equipoise.report
-
-    file = Path(str(equipoise.report.__file__)).parent / "templates" / "style.css"
-    return FileResponse(file, media_type="text/css")
+async def _shared_with_report(request: Request) -> Response:
+    """Return a style sheet or script that studio and report share."""
+    file = request.path_params["file"]
+    if file not in SHARED_FILES:
+        return PlainTextResponse("not found", 404)
+    folder = Path(str(equipoise.report.__file__)).parent / "templates"
+    return FileResponse(folder / file, media_type=SHARED_FILES[file])
 
 
 async def _form(request: Request) -> dict[str, str]:
     """Return the values of a form by the names of its inputs; several of one name are joined."""
     body = (await request.body()).decode()
-    from urllib.parse import parse_qs
-
     found = parse_qs(body, keep_blank_values=True, max_num_fields=2000)
     return {name: ",".join(values) for name, values in found.items()}
 
@@ -461,6 +505,12 @@ def _progress(cells: list[CellProgress]) -> dict[str, object]:
     return {"rows": rows, "curves": curves, "fraction": done}
 
 
+def _has_agents(folder: Path) -> bool:
+    """Return whether a finished run has agents that can be filmed: models without a card."""
+    models = folder / "models"
+    return (models / "personal.safetensors").is_file() and not (models / "card.json").is_file()
+
+
 def _command_text(arguments: list[str]) -> str:
     """Return a command as a user types it."""
     return CommandResult(tuple(arguments), 0, "", "").command
@@ -475,7 +525,15 @@ def _short(path: str, folder: Path) -> str:
 
 def _first_lines(file: Path, count: int) -> list[list[str]]:
     """Return the first rows of a CSV file."""
-    import csv
-
     with open(file, newline="", encoding="utf-8") as lines:
         return [row for row, _ in zip(csv.reader(lines), range(count + 1), strict=False)]
+
+
+def _estimate_text(metric: str, estimate: object) -> str:
+    """Return a score with its interval as people write it; empty if it is not known."""
+    if estimate is None or estimate.value != estimate.value:
+        return ""
+    text = format_score(metric, estimate.value)
+    if not estimate.is_known:
+        return text
+    return f"{text} ({format_score(metric, estimate.low)} to {format_score(metric, estimate.high)})"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.config.parsing import to_config_value
 from equipoise.methods import all_methods, find_method
-from equipoise.methods.families import by_family
+from equipoise.methods.families import Family, by_family
 from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
 from equipoise.utils.errors import UsageError, nearest
@@ -107,17 +107,12 @@ def option_groups(task: str = "tables") -> dict[str, list[FormField]]:
 
 
 def method_families() -> dict[str, list[str]]:
-    """Return the names of the methods that train by gradients, by the title of their family."""
-    found: dict[str, list[str]] = {}
-    for family, methods in by_family().items():
-        names = [
-            name
-            for name, method in methods.items()
-            if method.capabilities.learner_kind in ("gradient", "trees")
-        ]
-        if names:
-            found[family.title] = names
-    return found
+    """Return the names of the methods that learn from data, by the title of their family."""
+    return {
+        family.title: list(methods)
+        for family, methods in by_family().items()
+        if family is not Family.AGENTS
+    }
 
 
 def comparison_arguments(form: Mapping[str, str], data: Path, out: Path) -> list[str]:

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ class JobStore:
                 env=os.environ | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "100"},
             )
         started = _start_time(child.pid) or 0
+        threading.Thread(target=child.wait, daemon=True).start()  # so that it leaves no zombie
         job = Job(id, arguments, str(out), str(folder), child.pid, started, time.time())
         io.write_bytes(home / "job.json", msgspec.json.encode(job))
         return job
@@ -169,15 +171,6 @@ def _start_time(pid: int) -> int | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
-    if fields[0] == "Z":  # ended; its parent has not looked yet
-        _reap(pid)
+    if fields[0] == "Z":  # ended, and its parent has not looked yet
         return None
     return int(fields[19])
-
-
-def _reap(pid: int) -> None:
-    """Take note of the end of a child, so that it does not stay as a zombie."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except (ChildProcessError, OSError):
-        return

@@ -93,10 +93,11 @@ def _tables_below(folder: Path, depth: int, skipped: Path) -> list[str]:
     found = [str(folder)] if len(files) > 1 else []
     found += [str(file) for file in files]
     for entry in entries:
-        hidden = entry.name.startswith((".", "_"))
-        if depth > 0 and not hidden and entry != skipped and entry.is_dir():
-            if not entry.is_symlink():
-                found += _tables_below(entry, depth - 1, skipped)
+        is_hidden = entry.name.startswith((".", "_"))
+        if depth == 0 or is_hidden or entry == skipped or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            found += _tables_below(entry, depth - 1, skipped)
     return found
 
 

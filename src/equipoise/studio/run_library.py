@@ -99,7 +99,7 @@ class RunLibrary:
         """Return all runs and comparisons, the one that changed last first."""
         jobs = self._latest_jobs()
         found = []
-        for folder in self._folders():
+        for folder in dict.fromkeys([*self._folders(), *map(Path, jobs)]):
             entry = self._entry(folder, jobs.get(str(folder)))
             if entry is not None:
                 found.append(entry)

@@ -93,7 +93,9 @@ def histograms(path: Path, client_column: str) -> dict[str, tuple[SiteHistogram,
     names = list(tables[largest[0]].columns) if largest else []
     found = {}
     for name in names:
-        columns = {site: tables[site].columns[name] for site in largest if name in tables[site].columns}
+        columns = {
+            site: tables[site].columns[name] for site in largest if name in tables[site].columns
+        }
         found[name] = _column_histograms(columns)
     return found
 
@@ -128,7 +130,7 @@ def _site_columns(table: Table) -> tuple[str, ...]:
     """Return columns with few repeated values; those with a telling name first."""
     likely = []
     for name, column in table.columns.items():
-        codes, values = column.labels
+        _, values = column.labels
         if 2 <= len(values) <= min(MAX_SITE_NAMES, max(2, len(table) // 4)):
             is_telling = any(word in name.lower() for word in SITE_WORDS)
             is_text = bool((column.codes >= 0).any())
@@ -147,7 +149,9 @@ def _column_histograms(columns: dict[str, Column]) -> tuple[SiteHistogram, ...]:
     edges = np.linspace(low, high if high > low else low + 1, NUM_BINS + 1)
     caption = f"from {format_number(low)} to {format_number(high)}"
     return tuple(
-        SiteHistogram(site, _heights(np.histogram(np.clip(column.numbers, low, high), edges)[0]), caption)
+        SiteHistogram(
+            site, _heights(np.histogram(np.clip(column.numbers, low, high), edges)[0]), caption
+        )
         for site, column in columns.items()
     )
 

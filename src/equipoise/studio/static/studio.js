@@ -69,3 +69,4 @@ if (form) {
   show();
 }
 document.body.dataset.ready = "yes";
+for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => window.print());
