@@ -21,6 +21,7 @@ from equipoise.records.codec import encode
 from equipoise.settings.option_registry import options
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import all_tasks, find_task
+from helpers_records import unfinish
 
 SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
 
@@ -159,7 +160,7 @@ def test_compare_makes_tables_and_resumes(tmp_path, capsys):
     }
     assert main([*command, "--quiet"]) == 2  # exists already
     before = (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns
-    (out / "fedavg" / "seed-1" / "summary.json").unlink()
+    unfinish(out / "fedavg" / "seed-1")
     assert main([*command, "--resume", "--quiet"]) == 0
     assert (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns == before
     assert read_csv(out / "table.csv")[0]["personal % mean"] == rows[0]["personal % mean"]

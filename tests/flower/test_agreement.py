@@ -25,7 +25,6 @@ from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
-from equipoise.records.client_table import read_table
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -189,7 +188,7 @@ def remote(wire: Here) -> Callable[..., RemoteExecutor]:
 
 def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[float]]:
     runs.run(settings, out, make_executor=remote(wire))
-    return read_table(out / "clients.csv")
+    return Folder(out).read_table(Folder(out).clients)
 
 
 def test_rounds_tell_the_real_seconds_since_the_start(

@@ -21,10 +21,10 @@ from equipoise.flower.secagg_protocol import PublicKeys, SecAggClient, prg, thre
 from equipoise.methods import all_methods
 from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executors import CohortResults, Loop
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index
 from equipoise.wrappers.differential_privacy import seeded_normal, with_differential_privacy
@@ -406,4 +406,4 @@ def test_secure_from_the_command_line(tmp_path: Path) -> None:
     }
     assert told["sum"]["epsilon"] == told["each"]["epsilon"] == told["sum"]["epsilon_server"]
     assert told["sum"]["epsilon_server"] < told["each"]["epsilon_server"]
-    assert RunSettings.from_options(read_config(tmp_path / "sum" / "config.json")).run.secure
+    assert RunSettings.from_options(Folder(tmp_path / "sum").read_config()).run.secure

@@ -333,7 +333,7 @@ def _models(folder):
 
 def _log(folder):
     return [
-        {**json.loads(line), "seconds": 0}
+        {**json.loads(line), "seconds": 0, "crc": ""}
         for line in (folder / "rounds.jsonl").read_text().splitlines()
     ]
 

@@ -16,6 +16,7 @@ from equipoise.methods.page.page import Page
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import serialization as checkpoint
 from helpers import largest_difference, simulate, small_task, timeless
+from helpers_records import unfinish
 
 METHODS: dict[str, Method] = {
     "page": Page(warmup=1),
@@ -61,7 +62,7 @@ def test_a_checkpoint_of_a_method_that_kept_less_is_refused_in_one_line(
     out = tmp_path / "run"
     small = "--clients 4 --samples 40 --epochs 1 --checkpoint-every 1 --quiet".split()
     assert main(["run", "--method", "autopilot", *small, "--rounds", "2", "--out", str(out)]) == 0
-    (out / "summary.json").unlink()
+    unfinish(out)
     file = out / "checkpoint" / "last.safetensors"
     state, about = checkpoint.load(file)
     del state["simulation"]["server"]["loss_scale"]

@@ -53,7 +53,8 @@ def result(folder):
         name = str(path.relative_to(folder))
         if path.name == "rounds.jsonl":
             found[name] = [
-                {**json.loads(line), "seconds": 0} for line in path.read_text().splitlines()
+                {**json.loads(line), "seconds": 0, "crc": ""}
+                for line in path.read_text().splitlines()
             ]
         elif path.name in ("summary.json", "best.json", "clients.csv", "labels.csv", "config.json"):
             text = path.read_text()

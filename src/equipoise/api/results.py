@@ -39,7 +39,6 @@ from equipoise.report.trackers import RunTrackers
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class Run:
     @property
     def config(self) -> dict[str, object]:
         """All options of the run by name."""
-        return read_config(self._folder.config)
+        return self._folder.read_config()
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -96,7 +95,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run is finished."""
-        return self._folder.summary.is_file()
+        return self._folder.summary.exists()
 
     def report(self) -> Page:
         """Write the HTML report; return its path, which a notebook shows as the page itself."""
@@ -220,7 +219,9 @@ class Run:
         return Folder(self.folder)
 
     def _settings(self) -> RunSettings:
-        return settings_in(self._folder.config, self.method, self.task.spec if self.task else None)
+        return settings_in(
+            self._folder.read_config(), self.method, self.task.spec if self.task else None
+        )
 
     def _predictor(self, client: int | str | None) -> Predictor:
         return Predictor.of(
@@ -246,7 +247,7 @@ def run_with_trackers(
     Raises:
         KeyboardInterrupt: If the user asked to stop.
     """
-    done = len(folder.records()) if folder.config.is_file() else 0
+    done = folder.count_rounds()
     with RunTrackers(log, folder.path, done) as trackers:
 
         def watch(record: RoundRecord) -> str | None:

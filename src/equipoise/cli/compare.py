@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from equipoise.experiment import compare as comparison
 from equipoise.experiment.runner import Interrupted, OnRoundEnd
 from equipoise.experiment.tune import read_best
 from equipoise.methods import find_method
-from equipoise.records import codec
-from equipoise.records.run_dir import Folder
-from equipoise.records.summary import Compared, Summary
+from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.summary import Summary
 from equipoise.report import html, tables
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers, parse_tracker_names
@@ -67,7 +65,7 @@ def compare(arguments: list[str]) -> int:
 
     def announce(settings: RunSettings, folder: Path) -> OnRoundEnd:
         current_run.close()
-        rounds_done = len(Folder(folder).records()) if values["resume"] else 0
+        rounds_done = Folder(folder).count_rounds() if values["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
         display = current_run.enter_context(
             ProgressDisplay(title, settings.run.rounds, values["quiet"], rounds_done)
@@ -119,15 +117,10 @@ def _with_recorded_command(arguments: list[str]) -> list[str]:
     add_output(parser, DEFAULT_OUT)
     add_resources(parser)
     values, rest = parser.parse_known_args(arguments)
-    file = Path(values.out) / "compare.json"
-    if rest or not values.resume or values.config or not file.is_file():
+    folder = ComparisonFolder(Path(values.out))
+    if rest or not values.resume or values.config or not folder.begun():
         return arguments
-    try:
-        command = codec.decode(Compared, json.loads(file.read_text())).command
-    except ValueError as error:
-        raise UsageError(
-            f"'{file}' is damaged ({error}): give all options of the comparison again"
-        ) from error
+    command = folder.read().command
     if command[:2] != ["equipoise", "compare"]:
         raise UsageError(
             f"'{values.out}' was made in Python: go on with equipoise.compare(..., resume=True)"

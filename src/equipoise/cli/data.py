@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from equipoise.cli.options import parse_run_options
+from equipoise.cli.options import asks_for_help, parse_run_options
 from equipoise.cli.parser import Parser, Values, add_config, output_file, run_subcommand
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.tables import TablesConfig
@@ -37,13 +37,15 @@ def _describe(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     add_config(parser)
+    if asks_for_help(arguments) and not any(text.startswith("--task") for text in arguments):
+        arguments = ["--task", "tables", *arguments]
     values, given = parse_run_options(parser, arguments)
     settings = RunSettings.from_options(given)
     if (
         isinstance(settings.task_config, TablesConfig)
         and settings.task_config.path.suffix != ".npz"
     ):
-        return _describe_tables(settings.task_config, given, values["json"])
+        return _describe_tables(settings, given, values["json"])
     from equipoise.experiment.runner import build_task
     from equipoise.report.data_description import describe_task, task_text
 
@@ -52,14 +54,18 @@ def _describe(arguments: list[str]) -> int:
     return 0
 
 
-def _describe_tables(config: TablesConfig, given: Values, as_json: bool) -> int:
+def _describe_tables(settings: RunSettings, given: Values, as_json: bool) -> int:
     """Print a description of raw tables; return 2 if their problems would stop a run."""
     from equipoise.data.tabular.description import describe_tables
     from equipoise.data.tabular.io import scan_tables
     from equipoise.report.data_description import tables_json, tables_text
+    from equipoise.tasks.tables import split_generator
 
+    config = settings.task_config
+    assert isinstance(config, TablesConfig)
     tables, diagnostics = scan_tables(config.path, config.client_column, config)
-    description = describe_tables(tables, config, diagnostics)
+    rng = split_generator(settings.run.seed)
+    description = describe_tables(tables, config, rng, diagnostics)
     flags = {name.replace("_", "-"): str(value) for name, value in given.items()}
     to_text = tables_json if as_json else tables_text
     print(to_text(description, flags))

@@ -11,6 +11,7 @@ from equipoise.cli.parser import Parser, Values
 from equipoise.config.parsing import parse
 from equipoise.experiment.compare import suitable
 from equipoise.methods import all_methods, find_method
+from equipoise.records.run_dir import read_options_file
 from equipoise.settings.option_registry import (
     Option,
     OptionTable,
@@ -19,7 +20,6 @@ from equipoise.settings.option_registry import (
     resolve_names,
 )
 from equipoise.tasks import find_task
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 GROUP_TITLES = {
@@ -66,6 +66,11 @@ def parse_run_options(
     return values, given_options(early, values, table)
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether the arguments ask for help."""
+    return any(text in HELP_FLAGS for text in arguments)
+
+
 def early_options(arguments: Sequence[str]) -> Values:
     """Read the options that decide which other options exist.
 
@@ -73,17 +78,19 @@ def early_options(arguments: Sequence[str]) -> Values:
         arguments: Arguments of the command.
 
     Returns:
-        The options of the config file, with ``method`` and ``task`` of the command line.
+        The options of the config file, with ``method`` and ``task`` of the command line. Data
+        without a task are tables.
 
     Raises:
         UsageError: If method or task is not a text.
     """
     parser = Parser(add_help=False)
-    for name in ("--method", "--task", "--config"):
+    for name in ("--method", "--task", "--data", "--config"):
         parser.add_argument(name)
     values, _ = parser.parse_known_args(arguments)
-    given = read_config(Path(values.config)) if values.config else {}
-    for name, default in (("method", "fedavg"), ("task", "synthetic")):
+    given = read_options_file(Path(values.config)) if values.config else {}
+    has_data = bool(values.data or given.get("data"))
+    for name, default in (("method", "fedavg"), ("task", "tables" if has_data else "synthetic")):
         value = getattr(values, name) or given.get(name, default)
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}: must be text")
@@ -108,10 +115,9 @@ def add_options(
     parser.add_argument(
         "--help-all", action="help", help="show every option of the run, the method and the task"
     )
+    flags = {"method": ("--method",), "task": ("--task", "--data")}
     named_owners = [
-        owner
-        for owner in ("method", "task")
-        if any(text.startswith(f"--{owner}") for text in arguments)
+        owner for owner, names in flags.items() if any(t.startswith(names) for t in arguments)
     ]
     show_all = "--help-all" in arguments
     groups = {

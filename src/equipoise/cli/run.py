@@ -21,7 +21,7 @@ from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.records.summary import Summary
 from equipoise.report import html, tables
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
@@ -29,7 +29,6 @@ from equipoise.report.trackers import RunTrackers
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.ipc import WorkerLost
-from equipoise.utils.config_file import read_config
 
 
 def run(arguments: list[str]) -> int:
@@ -65,7 +64,7 @@ def run(arguments: list[str]) -> int:
             resources=resources,
         )
 
-    rounds_done = len(Folder(out).records()) if values["resume"] else 0
+    rounds_done = Folder(out).count_rounds() if values["resume"] else 0
     trackers = RunTrackers(values["log"], out, rounds_done)
     return _train_with_progress(out, settings, values["quiet"], trackers, rounds_done, train)
 
@@ -91,17 +90,16 @@ def resume(arguments: list[str]) -> int:
     resources = resources_from(vars(values))
     out = Path(values.folder)
     folder = Folder(out)
-    if (out / "compare.json").is_file() and not folder.config.is_file():
+    if ComparisonFolder(out).begun() and not folder.has_config():
         return _resume_comparison(values.folder, values.log, values.quiet, resources)
-    folder.demand()
-    settings = RunSettings.from_options(read_config(folder.config))
+    settings = RunSettings.from_options(folder.read_config())
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.resume_run(
             out, on_round_end, on_message=_print_notes(values.quiet), resources=resources
         )
 
-    rounds_done = len(folder.records())
+    rounds_done = folder.count_rounds()
     trackers = RunTrackers(values.log, out, rounds_done)
     return _train_with_progress(out, settings, values.quiet, trackers, rounds_done, train)
 

@@ -72,9 +72,9 @@ def certify_run(
     """
     folder = Folder(path)
     folder.demand()
-    if not (folder.summary.is_file() and folder.checkpoint.is_file()):
+    if not (folder.summary.exists() and folder.checkpoint.exists()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
-    settings = settings or settings_in(folder.config)
+    settings = settings or settings_in(folder.read_config())
     if settings.timing.carries_stale_updates:
         raise UsageError(
             f"'{path}' is of mode {settings.timing.mode}: a certificate is of rounds that "
@@ -89,7 +89,6 @@ def certify_run(
     )
     with checkpoint.locked(path):
         Checkpoint(folder, simulation).load()
-        folder.check()
         certificate = certify(simulation, samples, on_progress=on_progress)
         folder.write_summary(replace(folder.read_summary(), certificate=certificate))
     return certificate

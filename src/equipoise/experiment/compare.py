@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 
 from equipoise.clock.config import ClockConfig
 from equipoise.experiment.runner import OnRoundEnd, build_task, run
-from equipoise.records import codec
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.records.summary import Compared, Summary
 from equipoise.report import figures, tables
 from equipoise.report.run_data import method_folder_name
@@ -21,7 +20,6 @@ from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import select_executor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import io
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 Cells: TypeAlias = dict[str, dict[str, Any]]
@@ -125,10 +123,12 @@ def compare(
             plan.append((method, settings, out / cell_folder(method, settings.run.seed)))
     _check_plan(plan, out, resume, overwrite)
     io.make_folder(out)
+    if overwrite:
+        ComparisonFolder(out).clear()
     by_method: dict[str, list[Summary]] = {method: [] for method in cells}
     _write(out, command, plan, by_method)
     for method, settings, folder in plan:
-        was_finished = resume and Folder(folder).summary.is_file()
+        was_finished = resume and Folder(folder).summary.exists()
         on_round_end = announce(settings, folder) if announce else None
         by_method[method].append(
             run(
@@ -152,7 +152,7 @@ def _write(
     by_method: dict[str, list[Summary]],
 ) -> list[tables.Column]:
     """Write the tables of the finished runs and return their columns."""
-    io.write_text(out / "compare.json", codec.dumps(Compared(command, by_method), indent=1))
+    ComparisonFolder(out).write_comparison(Compared(command, by_method))
     finished = {method: summaries for method, summaries in by_method.items() if summaries}
     if not finished:
         return []
@@ -242,11 +242,11 @@ def _check_plan(
         if method not in checked:
             build_task(settings)
             checked.add(method)
-        config = folder / "config.json"
+        run_folder = Folder(folder)
         if (
             resume
-            and config.exists()
-            and RunSettings.from_options(read_config(config)).to_dict != settings.to_dict
+            and run_folder.has_config()
+            and RunSettings.from_options(run_folder.read_config()).to_dict != settings.to_dict
         ):
             raise UsageError(
                 f"'{folder}' holds a run with other options: choose another --out, or --overwrite"

@@ -52,13 +52,12 @@ def export(
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
     folder = Folder(path)
     folder.demand()
-    folder.check()
     params = read_model(folder, client)
     module, card = network_of(folder, settings)
     module.load_state_dict(params, strict=False)
     facts = card.facts(client)
-    if folder.preparation.is_file():
-        facts["preparation"] = folder.preparation.read_text(encoding="utf-8")
+    if folder.preparation.exists():
+        facts["preparation"] = folder.preparation.read_text()
     x = card.samples(NUM_CHECKED_ROWS)
     suffix, fill = FORMATS[form]
     name = "global" if client is None else f"client-{card.called(client)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +60,6 @@ class Card(Record, frozen=True):
             inputs=names,
             adapter=run.adapter,
         )
-
-    @staticmethod
-    def read(file: Path) -> Card:
-        """Read a card; raise ``UsageError`` if the file is damaged."""
-        return from_json(Card, file.read_text(encoding="utf-8"), f"'{file}'")
 
     def write(self) -> str:
         """Return the card as JSON."""
@@ -129,5 +123,7 @@ class Card(Record, frozen=True):
 
 
 def read_card(folder: Folder) -> Card | None:
-    """Read the card of a finished run; None for agents and for runs of old versions."""
-    return Card.read(folder.card) if folder.card.is_file() else None
+    """Read the card of a finished run; None for agents."""
+    if not folder.card.exists():
+        return None
+    return from_json(Card, folder.card.read_text(), f"'{folder.card}'")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from equipoise.core import Params
 from equipoise.records.run_dir import Folder
-from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 
 
@@ -22,16 +21,16 @@ def read_model(folder: Folder, client: int | None) -> Params:
         UsageError: If the run has no such model.
     """
     name = "global" if client is None else "personal"
-    file = folder.models / f"{name}.safetensors"
-    if not file.is_file():
+    file = folder.model(name)
+    if not file.exists():
         reasons = {
             "global": "its method has no whole global model: try --client",
             "personal": "kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: the run is not finished, or {reasons[name]}")
-    tensors, _ = serialization.read_tensors(file)
-    base = folder.models / "frozen.safetensors"
-    frozen = serialization.read_tensors(base)[0] if base.is_file() else {}
+    tensors = file.read_tensors()
+    base = folder.model("frozen")
+    frozen = base.read_tensors() if base.exists() else {}
     if client is None:
         return {**frozen, **tensors}
     ids = tensors.pop("client_ids").tolist()

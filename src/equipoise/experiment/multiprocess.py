@@ -17,6 +17,7 @@ import torch
 
 from equipoise.core import Task
 from equipoise.experiment.signals import threads
+from equipoise.records import codec
 from equipoise.records.run_dir import Folder
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
@@ -39,7 +40,7 @@ from equipoise.simulation.ipc import (
     channels,
 )
 from equipoise.simulation.multiprocess import MultiProcessExecutor, Worker, serve
-from equipoise.utils import io, rng
+from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
@@ -69,10 +70,7 @@ def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorP
     if run.executor != "auto":
         return ExecutorPlan(run.executor, run.threads)
     if file.exists():
-        try:
-            return ExecutorPlan(**json.loads(file.read_text()))
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
+        return codec.loads(ExecutorPlan, file.read_text(), file)
     cohort = len(_first_cohort(settings, task))
     choice = select_executor(
         task,
@@ -82,7 +80,7 @@ def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorP
     )
     if choice.processes == 1:
         choice = replace(choice, threads=max(choice.threads, run.threads))
-    io.write_text(file, json.dumps(asdict(choice)))
+    file.write(json.dumps(asdict(choice)))
     return choice
 
 
@@ -232,7 +230,7 @@ def run_worker(settings: RunSettings, task: Task, resources: ResourceConfig, out
     check(settings, task)
     with contextlib.suppress(WorkerLost):  # the leader or torchrun reports it
         group = TorchrunGroup(*ProcessGroup.launched(), task.device)
-        _work(settings, task, group, memory_budget(resources, Folder(out).checkpoint.parent))
+        _work(settings, task, group, memory_budget(resources, Folder(out).checkpoints))
         group.leave()
 
 

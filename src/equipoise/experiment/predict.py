@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,12 +23,13 @@ from equipoise.data.time_series import Steps, WindowTransform, read_steps, steps
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
+from equipoise.records.client_table import csv_text
+from equipoise.records.manifest import CheckedFile
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
 from equipoise.utils import io as files
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 ROWS_PER_BATCH = 2**12  # bounds the memory
@@ -68,9 +67,9 @@ class Predictor:
         params = read_model(folder, client)
         module, card = network_of(folder, settings)
         module.load_state_dict(params, strict=False)
-        preprocessor = _preprocessor(folder.preparation) if folder.preparation.is_file() else None
+        preprocessor = _preprocessor(folder.preparation) if folder.preparation.exists() else None
         known: frozenset[str] = frozenset()
-        config = read_config(folder.config)
+        config = folder.read_config()
         texts = (
             TextReader(config["text"], config["pretrained"], *card.shape)
             if config.get("pretrained")
@@ -164,7 +163,7 @@ def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.
     module = card.network() if card else None
     if card is not None and module is not None:
         return module, card
-    settings = settings or settings_in(folder.config)
+    settings = settings or settings_in(folder.read_config())
     task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
     card = Card.of(task, settings.run)
     if card is None or not isinstance(task, SupervisedTask):
@@ -205,13 +204,8 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     else:
         table = read_table(rows)
         found = {"row": np.arange(1, len(table) + 1), **predictor.columns(table)}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(found)
-    for values in zip(*found.values(), strict=True):
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
     out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(out, text.getvalue())
+    files.write_text(out, csv_text(found))
     return len(next(iter(found.values())))
 
 
@@ -235,12 +229,12 @@ def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
     return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
-def _preprocessor(file: Path) -> Preprocessor | WindowTransform:
+def _preprocessor(file: CheckedFile) -> Preprocessor | WindowTransform:
     """Read how raw rows of tables, or recordings, become inputs."""
+    text = file.read_text()
     try:
-        text = file.read_text(encoding="utf-8")
         kind = json.loads(text)["type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}") from error
     record_type: type[Preprocessor | WindowTransform] = (
         WindowTransform if kind == WindowTransform.__name__ else Preprocessor

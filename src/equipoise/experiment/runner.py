@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from equipoise.clock.devices import DevicePopulation
 from equipoise.core import Params, SupervisedTask, Task
 from equipoise.data.poisoning import DATA_ATTACKS
-from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, write_inputs
+from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, input_texts
 from equipoise.experiment.evaluation import (
     FinalScores,
     final_scores,
@@ -38,9 +39,10 @@ from equipoise.experiment.multiprocess import (
 )
 from equipoise.experiment.signals import interruptible, threads
 from equipoise.privacy.accountant import GaussianAccountant
-from equipoise.records.client_table import write_table
+from equipoise.records.client_table import table_text
+from equipoise.records.manifest import Content
 from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import Folder, RoundLog, summary_text
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
@@ -53,7 +55,6 @@ from equipoise.simulation.ipc import ProcessGroup
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import io, rng, serialization
-from equipoise.utils.config_file import write_config
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
@@ -101,8 +102,8 @@ def run(
     """
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
-    if folder.config.is_file() and resume:
-        if settings_like(settings, folder.config).to_dict != settings.to_dict:
+    if folder.has_config() and resume:
+        if settings_like(settings, folder.read_config()).to_dict != settings.to_dict:
             raise UsageError(
                 f"'{out}' holds a run with other options: "
                 f"use 'equipoise resume {out}' or another --out"
@@ -113,9 +114,8 @@ def run(
     with io.locked(folder.path):
         folder.refuse(overwrite)  # another run may have begun here meanwhile
         folder.clear()
-        io.make_folder(folder.checkpoint.parent)
-        write_inputs(folder, settings, task)
-        write_config(folder.config, settings.to_dict)
+        io.make_folder(folder.checkpoints)
+        folder.begin(settings.to_dict, input_texts(folder, settings, task))
         _send_warnings(task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
@@ -149,14 +149,15 @@ def resume_run(
         Interrupted: If the user asked to stop.
     """
     folder = Folder(Path(path))
-    folder.demand()
-    settings = settings or settings_in(folder.config)
+    config = folder.read_config()
+    settings = settings or settings_in(config)
     if folder.summary.exists():
         return folder.read_summary()
     task = build_task(settings)
     check_unchanged(folder, settings, task)
     with io.locked(folder.path):
-        io.make_folder(folder.checkpoint.parent)
+        folder.remove_leftovers()
+        io.make_folder(folder.checkpoints)
         _send_warnings(task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
@@ -192,7 +193,7 @@ def _start(
         resources = replace(resources, processes=count)
         if on_message is not None and note:
             on_message(note)
-    work_folder = folder.checkpoint.parent
+    work_folder = folder.checkpoints
     if max(resources.processes, num_launched) == 1:
         budget = memory_budget(resources, work_folder)
         yield RunSession(settings, task, folder, plan, memory_budget=budget)
@@ -394,8 +395,11 @@ class RunSession:
     def restore(self) -> None:
         """Load the last checkpoint."""
         self.best_params, meta = self.checkpoint.load()
-        self.folder.check()
-        self.records = self.folder.records()[: meta["round"]]
+        self.records = self.folder.records(meta["round"])
+        if len(self.records) < meta["round"]:
+            raise UsageError(
+                f"'{self.folder.rounds}' has fewer rounds than the checkpoint: it was cut or edited"
+            )
         self.start_time -= self.records[-1].clock or 0.0  # real time continues in deployments
         self.best = tuple(meta["best"]) if meta["best"] else None
 
@@ -411,7 +415,7 @@ class RunSession:
         Raises:
             Interrupted: If the user asked to stop; a checkpoint was saved.
         """
-        self.log_checksum = self.folder.write_rounds(self.records)
+        self.log = RoundLog(self.folder, self.records)
         with threads(self.plan.threads), interruptible() as stop_requested:
             while not self._is_finished():
                 record = self._run_round()
@@ -426,9 +430,15 @@ class RunSession:
                 make=self.make_executor,
             )
             summary = self._summarise(final)
-        self._write_models()
-        self._write_clients(final)
-        self.folder.write_summary(summary)
+        io.make_folder(self.folder.models)
+        # The summary comes last: it marks the run as finished.
+        self.folder.write(
+            {
+                **self._model_files(),
+                **self._client_tables(final),
+                self.folder.summary.name: summary_text(summary),
+            }
+        )
         return summary
 
     def _run_round(self) -> RoundRecord:
@@ -445,7 +455,7 @@ class RunSession:
             reason = f"no better validation score in {patience} evaluations"
             record = replace(record, stop=reason)
         self.records.append(record)
-        self.log_checksum = self.folder.append_round(record, self.log_checksum)
+        self.log.append(record)
         if record.round % self.settings.run.checkpoint_every == 0 or self._is_finished():
             self._save()
         return record
@@ -462,10 +472,8 @@ class RunSession:
     def _stop(self, reason: str) -> None:
         """End the run with the last round, which is already in the log."""
         self.records[-1] = replace(self.records[-1], stop=self.records[-1].stop or reason)
-        old_checksum = self.log_checksum
-        self.log_checksum = self.folder.checksum_of(self.records)
-        self._save(old_checksum)  # until the log is rewritten, either version is valid
-        self.folder.write_rounds(self.records)
+        self.log.rewrite(self.records)
+        self._save()
 
     def _is_finished(self) -> bool:
         """Return whether the last round was run or the run was stopped."""
@@ -474,22 +482,14 @@ class RunSession:
         last = self.records[-1]
         return last.round == self.settings.run.rounds or last.stop is not None
 
-    def _save(self, *other_checksums: int) -> None:
+    def _save(self) -> None:
         """Save a checkpoint.
 
         The log is synced first: a checkpoint must never contain a round that the log has lost.
-
-        Args:
-            other_checksums: Checksums of other versions of the log that fit this checkpoint.
         """
-        io.sync(self.folder.rounds)
-        meta: dict[str, object] = {
-            "round": self.simulation.rounds_done,
-            "best": self.best,
-            "config": io.checksum(self.folder.config.read_bytes()),
-            "log": [self.log_checksum, *other_checksums],
-        }
-        self.checkpoint.save(self.best_params, meta)
+        logs = self.log.sync()
+        about: dict[str, object] = {"round": self.simulation.rounds_done, "best": self.best}
+        self.checkpoint.save(self.best_params, about, logs)
 
     def _summarise(self, final: FinalScores) -> Summary:
         """Return the summary of the finished run."""
@@ -528,34 +528,37 @@ class RunSession:
             text += f", {count} processes"
         return text
 
-    def _write_models(self) -> None:
-        """Write the card and the global, shared, frozen and personal models."""
-        io.make_folder(self.folder.models)
-        if card := Card.of(self.task, self.settings.run):
-            io.write_text(self.folder.card, card.write())
+    def _model_files(self) -> dict[str, Content]:
+        """Return the card and the global, shared, frozen and personal models, by file name."""
+        folder = self.folder
         method = self.settings.method
-        if frozen := self.task.frozen:
-            serialization.write_tensors(self.folder.models / "frozen.safetensors", frozen)
+        files: dict[str, Content] = {}
+        if card := Card.of(self.task, self.settings.run):
+            files[folder.card.name] = card.write()
+        models = {"frozen": self.task.frozen}
         if method.has_global(self.task):
-            serialization.write_tensors(
-                self.folder.models / "global.safetensors", self.simulation.params
-            )
-            if self.best_params:
-                serialization.write_tensors(
-                    self.folder.models / "global-best.safetensors", self.best_params
-                )
-        elif names := method.shared_param_names(self.task):
-            shared = {name: self.simulation.params[name] for name in names}
-            serialization.write_tensors(self.folder.models / "shared.safetensors", shared)
+            models |= {"global": self.simulation.params, "global-best": self.best_params}
+        else:
+            names = method.shared_param_names(self.task)
+            models["shared"] = {name: self.simulation.params[name] for name in names}
+        for name, params in models.items():
+            if params:
+                fill = partial(serialization.fill_tensors, tensors=params, texts={})
+                files[folder.model(name).name] = fill
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
-            each = personal_model_batches(self.simulation)
-            parts = ({"client_ids": torch.from_numpy(ids), **models} for ids, models in each)
-            serialization.write_stack(
-                self.folder.models / "personal.safetensors", len(self.simulation.store.ids), parts
-            )
+            files[folder.model("personal").name] = self._fill_personal_models
+        return files
 
-    def _write_clients(self, final: FinalScores) -> None:
-        """Write ``clients.csv`` (size, test scores and bytes) and ``labels.csv`` (class counts)."""
+    def _fill_personal_models(self, path: Path) -> None:
+        """Write the personal models of all clients, part by part."""
+        parts = (
+            {"client_ids": torch.from_numpy(ids), **models}
+            for ids, models in personal_model_batches(self.simulation)
+        )
+        serialization.fill_stack(path, len(self.simulation.store.ids), parts)
+
+    def _client_tables(self, final: FinalScores) -> dict[str, Content]:
+        """Return ``clients.csv`` (size, test scores, bytes) and ``labels.csv`` (class counts)."""
         store = self.simulation.store
         metric = self.task.metric
         ids = store.ids
@@ -569,7 +572,7 @@ class RunSession:
         columns |= final.columns
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
-        write_table(self.folder.clients, columns)
+        tables: dict[str, Content] = {self.folder.clients.name: table_text(columns)}
         if (
             self.is_simulation
             and isinstance(self.task, SupervisedTask)
@@ -579,7 +582,9 @@ class RunSession:
             counts = self.task.label_counts(torch.from_numpy(ids)).T
             names = self.task.class_names or tuple(map(str, range(len(counts))))
             classes = {name: count.tolist() for name, count in zip(names, counts, strict=True)}
-            write_table(self.folder.labels, {**self._client_columns(ids), **classes})
+            labels = {**self._client_columns(ids), **classes}
+            tables[self.folder.labels.name] = table_text(labels)
+        return tables
 
     def _client_columns(self, ids: Ints) -> dict[str, list[Any]]:
         """Return the columns that identify clients: number, and name if clients have names."""

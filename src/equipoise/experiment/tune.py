@@ -17,7 +17,7 @@ from equipoise.config.parsing import to_config_value
 from equipoise.core import Method
 from equipoise.experiment.runner import run
 from equipoise.methods import find_method
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import CHECKPOINTS, MODELS, Folder
 from equipoise.records.summary import validation_score
 from equipoise.settings.option_registry import find, options, resolve_names
 from equipoise.settings.resources import ResourceConfig
@@ -210,8 +210,7 @@ def _score(flat: dict[str, object], folder: Path, resources: ResourceConfig | No
     metric = evaluated[-1].trained.headline or ""
     scores = [validation_score(record, metric, higher_is_better(metric)) for record in evaluated]
     last = [score for score in scores[-NUM_SCORED_EVALUATIONS:] if score is not None]
-    io.remove(folder / "checkpoint")
-    io.remove(folder / "models")
+    Folder(folder).forget([CHECKPOINTS, MODELS])
     return fmean(last) if last else None
 
 

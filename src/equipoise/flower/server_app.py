@@ -139,10 +139,10 @@ def _run_id(out: Path, statistics_bytes: int) -> str:
         out: Folder of the run.
         statistics_bytes: Bytes that clients sent before round 1, which a resumed run counts too.
     """
-    file = out / "flower.json"
+    file = Folder(out).flower
     if not file.exists():
         about = {"run": secrets.token_hex(8), "told": statistics_bytes}
-        io.write_text(file, json.dumps(about))
+        file.write(json.dumps(about))
     run: str = json.loads(file.read_text())["run"]
     return run
 

@@ -126,9 +126,11 @@ def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata
 
 def load_agreement(folder: Folder) -> PreprocessingAgreement:
     """Return the preprocessing of a run that is resumed."""
-    file = folder.path / "flower.json"  # missing if the run was killed before its first round
-    upload_bytes = json.loads(file.read_text())["told"] if file.is_file() else 0
-    return PreprocessingAgreement(Preprocessor.load(folder.preparation), upload_bytes)
+    file = folder.flower  # missing if the run was killed before its first round
+    upload_bytes = json.loads(file.read_text())["told"] if file.exists() else 0
+    text = folder.preparation.read_text()
+    preprocessor = Preprocessor.from_json(text, f"'{folder.preparation}'")
+    return PreprocessingAgreement(preprocessor, upload_bytes)
 
 
 def _read_statistics(answer: bytes | str | None, client: int) -> str:

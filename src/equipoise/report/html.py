@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import shlex
 from collections.abc import Sequence
 from functools import cache
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING
 from equipoise import __version__
 from equipoise.config.parsing import to_config_value
 from equipoise.methods import find_method
-from equipoise.records.run_dir import Folder
+from equipoise.records.manifest import CheckedFile
+from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.report.client_gains import gains_sentence
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import Config, RunGroup, explain_damaged_files, load_groups
@@ -62,7 +62,7 @@ def try_write_report(path: Path) -> str:
     """
     out = Folder(path).report
     try:
-        if not _is_newer(out, [Folder(path).summary, path / "compare.json"]):
+        if not _is_newer(out, [Folder(path).summary, ComparisonFolder(path).comparison]):
             write_report([path], out)
         return f"report: {out}"
     except UsageError as error:
@@ -72,12 +72,12 @@ def try_write_report(path: Path) -> str:
         return f"no report: drawing it failed ({reason}); try again: equipoise report {path}"
 
 
-def _is_newer(report: Path, results: Sequence[Path]) -> bool:
+def _is_newer(report: Path, results: Sequence[CheckedFile]) -> bool:
     """Tell whether a report shows these results already, as after resuming a finished run."""
     if not report.exists():
         return False
-    times = [file.stat().st_mtime_ns for file in results if file.exists()]
-    return bool(times) and report.stat().st_mtime_ns > max(times)
+    last = max(file.modified_ns() for file in results)
+    return 0 < last < report.stat().st_mtime_ns
 
 
 def default_report_path(paths: Sequence[Path]) -> Path:
@@ -90,10 +90,9 @@ def default_report_path(paths: Sequence[Path]) -> Path:
 
 def _command(paths: Sequence[Path], groups: Sequence[RunGroup]) -> str:
     """Return the command that the user typed for a comparison, or one that repeats each run."""
-    comparison = paths[0] / "compare.json"
-    if len(paths) == 1 and comparison.is_file():
-        words: list[object] = json.loads(comparison.read_text()).get("command", [])
-        return shlex.join(map(str, words))
+    comparison = ComparisonFolder(paths[0])
+    if len(paths) == 1 and comparison.comparison.exists():
+        return shlex.join(comparison.read().command)
     return "\n".join(run_command(run.config) for group in groups for run in group.runs)
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.clock.config import ClockConfig
-from equipoise.records.client_table import read_names, read_table
+from equipoise.records.manifest import MANIFEST_FILE
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import CONFIG, ComparisonFolder, Folder
 from equipoise.records.summary import Summary
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 Config = dict[str, Any]
@@ -127,16 +126,14 @@ def main_metric(records: Sequence[RoundRecord]) -> str:
 def load_run(path: Path) -> RunData:
     """Read one run folder. Files that an unfinished run does not have yet are read as empty."""
     folder = Folder(path)
-    folder.demand()
-    folder.check()
     return RunData(
         folder=folder,
-        config=read_config(folder.config),
+        config=folder.read_config(),
         records=[_without_lists(record) for record in folder.stream()],
-        summary=folder.read_summary() if folder.summary.is_file() else None,
-        clients=read_table(folder.clients),
-        labels=read_table(folder.labels),
-        names=read_names(folder.clients),
+        summary=folder.read_summary() if folder.summary.exists() else None,
+        clients=folder.read_table(folder.clients),
+        labels=folder.read_table(folder.labels),
+        names=folder.read_names(),
     )
 
 
@@ -205,15 +202,17 @@ def find_run_folders(path: Path) -> list[Path]:
     Raises:
         UsageError: There is no run.
     """
-    if Folder(path).config.is_file():
+    if Folder(path).has_config():
         return [path]
-    folders = sorted(file.parent for file in path.rglob("config.json"))
+    # A run whose config was deleted still has its manifest, and is refused when it is read.
+    named = {file.parent for name in (CONFIG, MANIFEST_FILE) for file in path.rglob(name)}
+    folders = sorted(folder for folder in named if folder != path)
     if not folders:
         raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
-    try:
-        methods = list(json.loads((path / "compare.json").read_text())["summaries"])
-    except (OSError, ValueError, KeyError):
+    comparison = ComparisonFolder(path)
+    if not comparison.begun():
         return folders
+    methods = list(comparison.read().summaries)
     order = {method_folder_name(method): index for index, method in enumerate(methods)}
     return sorted(
         folders, key=lambda folder: order.get(folder.relative_to(path).parts[0], len(order))

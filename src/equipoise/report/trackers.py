@@ -25,8 +25,6 @@ from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Summary
 from equipoise.report.run_data import Config
-from equipoise.utils import io
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError, nearest
 
 PROJECT = "equipoise"  # experiment of MLflow, project of W&B
@@ -276,7 +274,7 @@ class RunTrackers:
         self._write(record)
 
     def __exit__(self, *error: object) -> None:
-        finished = self._folder.summary.is_file()
+        finished = self._folder.summary.exists()
         if not self._has_started and finished:
             self._start(self._folder.records())
         if finished and self._open:
@@ -291,14 +289,14 @@ class RunTrackers:
         if not self._names:
             return
         file = self._folder.trackers
-        known_ids: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
-        config = read_config(self._folder.config)
+        known_ids: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        config = self._folder.read_config()
         for name in self._names:
             self._last_written[name] = self._done if name in known_ids else 0
             self._guarded(name, lambda name: self._open_tracker(name, config, known_ids.get(name)))
         if self._open:
             ids = {name: tracker.id for name, tracker in self._open.items()}
-            io.write_text(file, json.dumps({**known_ids, **ids}))
+            file.write(json.dumps({**known_ids, **ids}))
         for record in earlier:
             self._write(record)
 

@@ -55,6 +55,8 @@ class ExamplesTask(PoisonableTask):
 
     preprocessor: Preprocessor | WindowTransform | None = None
     """Preprocessing that made the rows from raw tables or recordings."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the data before training."""
     _padded_inputs: tuple[Tensor, Tensor] | None
 
     def __init__(
@@ -265,6 +267,10 @@ class ExamplesTask(PoisonableTask):
     def has_split(self, split: str) -> bool:
         """Tell whether the data has a split."""
         return self.data.has_split(split)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the user should know about the data before training."""
+        return self.notes
 
     def preprocessing_json(self) -> str:
         """Return the preprocessor as JSON; empty without one."""

@@ -148,6 +148,7 @@ def task_from_tables(
     )
     task.preprocessor = federation.preprocessor
     task.bytes_before = (federation.upload_bytes, federation.download_bytes)
+    task.notes = federation.notes
     return task
 
 

@@ -21,9 +21,9 @@ from equipoise.data.tabular.dates import Floats, parse_days
 ScalarType = TypeVar("ScalarType", bound=np.generic)
 RowIndex = slice | NDArray[np.integer]
 
-MISSING_TEXTS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?"})
-"""Texts (in lower case) that mean a missing value in any column."""
-MISSING_NUMBER_TEXTS = MISSING_TEXTS | {"-", "--", ".", "none", "missing", "unknown"}
+MISSING_TEXTS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "."})
+"""Texts (in lower case) that mean a missing value in any column; SAS writes a dot."""
+MISSING_NUMBER_TEXTS = MISSING_TEXTS | {"-", "--", "none", "missing", "unknown"}
 """Texts that mean a missing value in a column of numbers."""
 
 # \d is a digit of any script, like in Python's float. RE2, which Arrow uses, calls it \p{Nd}.

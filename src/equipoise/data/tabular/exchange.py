@@ -7,17 +7,23 @@ The same messages go through memory in a simulation, through files (`equipoise d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 
-from equipoise.data.federated_dataset import Ints
+from equipoise.data.federated_dataset import Ints, Target
 from equipoise.data.tabular.clients import drop_unlabelled_rows
 from equipoise.data.tabular.config import ColumnConfig, parse_names
 from equipoise.data.tabular.diagnostics import Diagnostic, raise_problems
 from equipoise.data.tabular.io import READERS, SERVER, read_table
-from equipoise.data.tabular.preprocessing import FORMAT_VERSION, Preprocessor
+from equipoise.data.tabular.preprocessing import (
+    FORMAT_VERSION,
+    DroppedColumn,
+    Encoder,
+    Preprocessor,
+)
 from equipoise.data.tabular.schema import infer_schema
 from equipoise.data.tabular.statistics import (
     ClientStatistics,
@@ -50,40 +56,69 @@ def compute_statistics(
     inputs = [name for name in train.columns if name not in target_columns]
     return ClientStatistics(
         client,
-        columns=tuple(column_statistics(name, train.columns[name]) for name in inputs),
+        columns=tuple(
+            column_statistics(name, train.columns[name], train.origin) for name in inputs
+        ),
         target=tuple(column_statistics(name, table.columns[name]) for name in target_columns),
-        train_target=moments(train.columns[spec.column].numbers) if spec else Moments(),
+        train_target=moments(train.columns[spec.target.column].numbers) if spec else Moments(),
     )
 
 
-def fit_preprocessor(
-    messages: Sequence[ClientStatistics], spec: TargetSpec, config: ColumnConfig
-) -> tuple[Preprocessor | None, list[Diagnostic]]:
-    """Fit the preprocessor of all clients to their statistics.
+@dataclass(frozen=True)
+class FittedColumns:
+    """What the statistics of all clients say about the columns.
+
+    Attributes:
+        encoders: How each input column is encoded.
+        dropped: Columns that are no inputs.
+        spec: How the target is read; None if it is not known.
+        target: The target; None if there are problems with it.
+        clients: The names of the clients.
+        diagnostics: Problems and notes.
+    """
+
+    encoders: tuple[Encoder, ...]
+    dropped: tuple[DroppedColumn, ...]
+    spec: TargetSpec | None
+    target: Target | None
+    clients: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def preprocessor(self) -> Preprocessor | None:
+        """The preprocessor, or None if there are problems."""
+        has_problems = any(diagnostic.is_problem for diagnostic in self.diagnostics)
+        if self.spec is None or self.target is None or has_problems:
+            return None
+        return Preprocessor(
+            FORMAT_VERSION, self.encoders, self.dropped, self.spec, self.target, self.clients
+        )
+
+
+def fit_columns(
+    messages: Sequence[ClientStatistics], spec: TargetSpec | None, config: ColumnConfig
+) -> FittedColumns:
+    """Decide what columns become, from the statistics of all clients.
 
     Args:
         messages: The statistics of all clients.
-        spec: The target.
+        spec: The target; without it, all columns are described as inputs.
         config: Options of columns.
-
-    Returns:
-        The preprocessor, or None if there are problems; and diagnostics.
     """
     messages, diagnostics = _align(messages)
-    target, about_target = infer_target(messages, spec, config)
+    target = None
+    if spec is not None:
+        target, spec, about_target = infer_target(messages, spec, config)
+        diagnostics += about_target
     encoders, dropped, about_columns = infer_schema(messages, config)
-    diagnostics += [*about_target, *about_columns]
-    if target is None or any(diagnostic.is_problem for diagnostic in diagnostics):
-        return None, diagnostics
-    preprocessor = Preprocessor(
-        FORMAT_VERSION,
-        tuple(encoders),
-        tuple(dropped),
-        spec,
-        target,
-        tuple(message.client for message in messages),
+    return FittedColumns(
+        encoders=tuple(encoders),
+        dropped=tuple(dropped),
+        spec=spec,
+        target=target,
+        clients=tuple(message.client for message in messages),
+        diagnostics=(*diagnostics, *about_columns),
     )
-    return preprocessor, diagnostics
 
 
 def _align(
@@ -199,7 +234,7 @@ def merge_messages(
     for message in messages:
         if tuple(column.name for column in message.target) != spec.columns:
             raise UsageError(
-                f"client '{message.client}' was summarised for another target than '{spec.name}'"
+                f"client '{message.client}' was summarised for another target than '{spec.target.name}'"
             )
     return _fit_or_raise(messages, spec, config, "the statistics of the sites")
 
@@ -208,10 +243,11 @@ def _fit_or_raise(
     messages: Sequence[ClientStatistics], spec: TargetSpec, config: ColumnConfig, source: str
 ) -> tuple[Preprocessor, list[str]]:
     """Fit the preprocessor; problems are raised, notes are returned."""
-    preprocessor, diagnostics = fit_preprocessor(messages, spec, config)
-    raise_problems(diagnostics, source)
+    fitted = fit_columns(messages, spec, config)
+    raise_problems(fitted.diagnostics, source)
+    preprocessor = fitted.preprocessor
     assert preprocessor is not None
-    notes = [str(diagnostic) for diagnostic in diagnostics]
+    notes = [str(diagnostic) for diagnostic in fitted.diagnostics]
     notes += [f"column '{c.name}' is left out: {c.reason}" for c in preprocessor.dropped]
     return preprocessor, notes
 

@@ -60,7 +60,9 @@ def scan_tables(
         tables, diagnostics = _read_folder(path)
     elif path.is_file():
         table = read_table(path, client_column)
-        tables, diagnostics = split_by_client(table, client_column, f"'{path}'")
+        tables, diagnostics = split_by_client(
+            table, client_column, f"'{path}'", config.missing_site
+        )
     else:
         raise UsageError(
             f"there is no file or folder '{path}': "
@@ -99,7 +101,7 @@ def align_tables(tables: ClientTables, config: TableConfig) -> ClientTables:
 
 
 def split_by_client(
-    table: Table, client_column: str, source: str
+    table: Table, client_column: str, source: str, missing_site: str = "refuse"
 ) -> tuple[ClientTables, list[Diagnostic]]:
     """Split the rows of one table by the column that names the client.
 
@@ -107,9 +109,10 @@ def split_by_client(
         table: The rows of all clients.
         client_column: The column that names the client.
         source: The name of the table in messages.
+        missing_site: Whether to `refuse` or `drop` rows without a client.
 
     Returns:
-        The tables, whose columns are views of one array each, and problems.
+        The tables, whose columns are views of one array each, and diagnostics.
     """
     if client_column not in table.columns:
         columns = ", ".join(map(repr, table.columns))
@@ -121,8 +124,14 @@ def split_by_client(
     diagnostics = []
     if (codes < 0).any():
         rows = list_rows(table.row_numbers[codes < 0].tolist())
-        message = f"has no client in {rows}: fill it, or remove these rows"
-        diagnostics.append(Diagnostic(message, True, column=client_column))
+        if missing_site == "drop":
+            message = f"has no client in {int((codes < 0).sum())} rows, which are left out: {rows}"
+            diagnostics.append(Diagnostic(message, column=client_column))
+        else:
+            message = f"has no client in {rows}: fill it, or leave these rows out"
+            option = "--missing-site drop"
+            message += f" ({option})"
+            diagnostics.append(Diagnostic(message, True, column=client_column, option=option))
     if not names:
         raise UsageError(f"{source} has no rows with a client in column '{client_column}'")
     order = np.argsort(codes, kind="stable")

@@ -206,6 +206,8 @@ class Preprocessor(
         target: The target.
         clients: The names of the clients.
         client_scales: Scales of each client, if clients are standardised by themselves.
+        served_by: Pairs of a client that has no model of its own and the pool of small clients
+            whose model serves it; the second is empty if the client was left out.
     """
 
     version: int
@@ -215,6 +217,7 @@ class Preprocessor(
     target: Target
     clients: tuple[str, ...]
     client_scales: tuple[ClientScale, ...] = ()
+    served_by: tuple[tuple[str, str], ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:

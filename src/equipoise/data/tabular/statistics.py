@@ -83,6 +83,7 @@ class ColumnStatistics(Record, frozen=True):
         all_integers: Whether all numbers are integers.
         histogram_is_exact: Whether rounding to the bins of the histogram changed no number.
         num_unique: Distinct numbers, summed over clients.
+        num_pairs: Pairs of numbers of one client, summed over clients: so many chances to be equal.
         histogram: Pairs (number, count) after rounding to three significant digits.
         text_counts: Pairs (text, count); empty where texts are suppressed.
         num_text: Cells that are texts.
@@ -90,7 +91,6 @@ class ColumnStatistics(Record, frozen=True):
             identifiers, remarks.
         num_multiword: Cells that are texts of several words.
         dates: Statistics for each date format that some text has.
-        is_increasing: Whether numbers increase from row to row, as row numbers do.
     """
 
     name: str
@@ -100,13 +100,13 @@ class ColumnStatistics(Record, frozen=True):
     all_integers: bool
     histogram_is_exact: bool
     num_unique: Count
+    num_pairs: Count
     histogram: tuple[tuple[float, Count], ...]
     text_counts: tuple[tuple[str, Count], ...]
     num_text: Count
     num_suppressed: Count
     num_multiword: Count
     dates: tuple[DateStatistics, ...]
-    is_increasing: bool
 
     def __add__(self, other: ColumnStatistics) -> ColumnStatistics:
         """Merge with the statistics of the same column of other rows."""
@@ -123,13 +123,13 @@ class ColumnStatistics(Record, frozen=True):
             all_integers=self.all_integers and other.all_integers,
             histogram_is_exact=self.histogram_is_exact and other.histogram_is_exact,
             num_unique=self.num_unique + other.num_unique,
+            num_pairs=self.num_pairs + other.num_pairs,
             histogram=_add_counts(self.histogram, other.histogram),
             text_counts=_add_counts(self.text_counts, other.text_counts),
             num_text=self.num_text + other.num_text,
             num_suppressed=self.num_suppressed + other.num_suppressed,
             num_multiword=self.num_multiword + other.num_multiword,
             dates=tuple(dates[name] for name in FORMATS if name in dates),
-            is_increasing=self.is_increasing and other.is_increasing,
         )
 
     @property
@@ -172,10 +172,27 @@ def moments(values: Floats) -> Moments:
     return Moments(len(values), mean, float(((values - mean) ** 2).sum()))
 
 
-def column_statistics(name: str, column: Column) -> ColumnStatistics:
-    """Compute the statistics of one client's column."""
-    numbers = column.numbers[~np.isnan(column.numbers)]
+def column_statistics(
+    name: str, column: Column, origin: NDArray[np.int64] | None = None
+) -> ColumnStatistics:
+    """Compute the statistics of one client's column.
+
+    Args:
+        name: The name of the column.
+        column: The cells.
+        origin: In a pool of small clients, the client of each row `[n]`: numbers are distinct if
+            they are so at the client that wrote them.
+    """
+    is_number = ~np.isnan(column.numbers)
+    numbers = column.numbers[is_number]
     values, value_counts = np.unique(numbers, return_counts=True)
+    num_unique = len(values)
+    num_pairs = len(numbers) * (len(numbers) - 1) // 2
+    if origin is not None:
+        origin = origin[is_number]
+        num_unique = len(np.unique(np.stack([origin, numbers]), axis=1).T)
+        sizes = np.bincount(origin)
+        num_pairs = int((sizes * (sizes - 1) // 2).sum())
     bins = round_to_bins(values)
     used, text_counts = _count_codes(column)
     num_text = int(text_counts.sum())
@@ -191,14 +208,14 @@ def column_statistics(name: str, column: Column) -> ColumnStatistics:
         numbers=moments(numbers),
         all_integers=bool((values == np.round(values)).all()),
         histogram_is_exact=bool((values == bins).all()),
-        num_unique=len(values),
+        num_unique=num_unique,
+        num_pairs=num_pairs,
         histogram=_histogram(bins, value_counts),
         text_counts=tuple(sorted(zip(counted_texts, text_counts.tolist(), strict=False))),
         num_text=num_text,
         num_suppressed=0 if is_counted else num_text,
         num_multiword=num_multiword,
         dates=_date_statistics(column) if len(used) else (),
-        is_increasing=bool((np.diff(numbers) > 0).all()),
     )
 
 
