@@ -40,7 +40,7 @@ def open_page(browser: Browser, address: str) -> None:
 
 def click(browser: Browser, selector: str) -> None:
     element = browser.find_element(By.CSS_SELECTOR, selector)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
     element.click()
 
 
