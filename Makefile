@@ -54,7 +54,7 @@ docs: $(SETUP)
 # Flower holds back packages that the rest is newer in, so it has an environment of its own.
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data]" pytest
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data,report]" pytest
 	@touch .venv-flower/.installed
 
 # Debian's nginx, where it is missing and may be installed; without it the test of the proxy is skipped.
@@ -80,8 +80,9 @@ lint: $(SETUP)
 
 # Kill runs at random moments and compare what they come to; then faults at every write, in every way.
 torture: $(SETUP)
-	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 1000 --minutes 30
-	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 1000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 2000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 2000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.corruption --cases 4000 --minutes 30
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/trust
 
 bench: $(SETUP)

@@ -58,9 +58,9 @@ def simulate(
     seed: int = 0,
 ) -> FederatedSimulation:
     """A finished run; its logs are in ``.logs``."""
-    method.check(task, task.training)
+    method.check(task, task.info.training)
     schedule = RoundLoopConfig(rounds, seed, participation, executor, 1, True)
-    simulation = FederatedSimulation(method, task, task.training, schedule)
+    simulation = FederatedSimulation(method, task, task.info.training, schedule)
     simulation.logs = [simulation.run_round() for _ in range(rounds)]  # type: ignore[attr-defined]
     return simulation
 

@@ -126,7 +126,7 @@ def test_every_number_of_every_method_and_task_has_bounds_that_admit_its_default
             for item in options(method, task).values():
                 assert item.rule.help, item.full
                 number = item.kind.type in (int, float) and item.name not in free.get(
-                    task.name, set()
+                    task.info.name, set()
                 )
                 assert bool(item.rule.bounds_text) or not number, item.full
                 assert item.rule.allows(item.default), item.full

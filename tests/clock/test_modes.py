@@ -46,7 +46,9 @@ def world(tmp_path, **more):
 def clocked(method, task, timing, rounds, executor="stacked", participation=1.0, seed=0):
     method = find_method(method)() if isinstance(method, str) else method
     schedule = RoundLoopConfig(rounds, seed, participation, executor, 1, True)
-    simulation = FederatedSimulation(method, task, task.training, schedule, clock_config=timing)
+    simulation = FederatedSimulation(
+        method, task, task.info.training, schedule, clock_config=timing
+    )
     simulation.logs = [simulation.run_round() for _ in range(rounds)]
     return simulation
 
@@ -72,7 +74,7 @@ def test_fedbuff_by_hand(tmp_path):
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     schedule = RoundLoopConfig(4, seed, 1.0, "stacked", 1, True)
     run = FederatedSimulation(
-        find_method("fedavg")(), task, task.training, schedule, clock_config=timing
+        find_method("fedavg")(), task, task.info.training, schedule, clock_config=timing
     )
     found = []
     for _ in range(4):

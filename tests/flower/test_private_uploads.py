@@ -73,7 +73,7 @@ def test_a_client_s_own_limit_ends_its_part_and_is_named_in_the_log(tmp_path: Pa
     )
     assert all(not run.run_round().absent for _ in range(2))
     log = run.run_round()
-    assert len(log.absent) == task.num_clients
+    assert len(log.absent) == task.info.num_clients
     assert "max-epsilon" in log.absent[0]
 
 

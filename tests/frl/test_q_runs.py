@@ -72,7 +72,7 @@ def test_agents_may_take_different_numbers_of_steps():
     _, task = built("fedasynq-eq")
     ids = torch.arange(3)
     start = {"q": task.init_params(0)["q"].expand(3, -1, -1, -1)}
-    when = RngContext(0, 1, task.training)
+    when = RngContext(0, 1, task.info.training)
 
     def go(steps):
         fit = LocalTrainRequest(

@@ -98,7 +98,7 @@ def test_where_rows_lie_changes_no_number(name, memory):
         task = small_task(clients=10)
         schedule = RoundLoopConfig(5, 0, 0.4, "stacked", 2, True)
         simulation = FederatedSimulation(
-            find_method(name)(), task, task.training, schedule, memory_budget=room
+            find_method(name)(), task, task.info.training, schedule, memory_budget=room
         )
         records = [timeless(simulation.run_round()) for _ in range(5)]
         return simulation.state_dict(), records, simulation.personal_models()

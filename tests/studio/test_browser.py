@@ -40,7 +40,9 @@ def open_page(browser: Browser, address: str) -> None:
 
 def click(browser: Browser, selector: str) -> None:
     element = browser.find_element(By.CSS_SELECTOR, selector)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+    browser.execute_script(
+        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element
+    )
     element.click()
 
 
@@ -127,6 +129,9 @@ def test_from_a_dropped_table_to_downloaded_predictions(opened, tmp_path) -> Non
         assert site in text_of(browser, "main")
     check_accessibility(browser)
     photograph(browser, "decision")
+    click(browser, ".actions button")
+    until(browser, lambda b: b.current_url == f"{home}/runs/story")
+    until(browser, lambda b: text_of(b, "#state") == "finished")
 
     open_page(browser, f"{home}/predict?run=story")
     new_rows = write_clinics(tmp_path / "new.csv", rows=30)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from equipoise.studio.jobs import JobStore
-from equipoise.studio.run_library import RunLibrary, format_score
+from equipoise.studio.run_library import RunLibrary
 
 
 @pytest.fixture
@@ -83,9 +83,3 @@ def test_a_changed_file_is_read_again(library, tmp_path):
     summary.write_text(json.dumps({"personal": {"acc": 0.5}}))
     os.utime(summary, ns=(time.time_ns(), time.time_ns() + 10**9))
     assert library.entries()[0].score == "50.0 %"
-
-
-def test_scores_as_people_write_them():
-    assert format_score("acc", 0.8762) == "87.6 %"
-    assert format_score("auc", 0.8762) == "0.876 auc"
-    assert format_score("rmse", 26461.23) == "26,461 rmse"

@@ -53,9 +53,9 @@ def clinics(tmp_path: Path) -> Path:
 
 def test_one_file_for_each_client(clinics: Path) -> None:
     task = build_task(settings(clinics))
-    assert task.client_names == ("a", "b", "c")
-    assert task.class_names == ("old", "young")
-    assert task.preprocessor.features == ("age", "colour = red", "flag = 1")
+    assert task.info.client_names == ("a", "b", "c")
+    assert task.info.class_names == ("old", "young")
+    assert task.preparation.preprocessor.features == ("age", "colour = red", "flag = 1")
     assert task.data.shape == (3,)
 
 
@@ -80,14 +80,16 @@ def test_one_file_with_a_client_column(tmp_path: Path) -> None:
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "ALL.PARQUET")
     task = build_task(settings(tmp_path / "ALL.PARQUET", client_column="who"))
-    assert task.client_names == ("NA", "x")
-    assert task.class_names == ("3", "4", "5")
+    assert task.info.client_names == ("NA", "x")
+    assert task.info.class_names == ("3", "4", "5")
     write(
         tmp_path / "all.csv",
         ["who", "f", "label"],
         [[10 - i % 9, i * i % 7 / 3, i % 2] for i in range(180)],
     )
-    assert build_task(settings(tmp_path / "all.csv", client_column="who")).client_names[-2:] == (
+    assert build_task(settings(tmp_path / "all.csv", client_column="who")).info.client_names[
+        -2:
+    ] == (
         "9",
         "10",
     )
@@ -102,7 +104,7 @@ def test_ignored_columns_are_gone_before_anything_else(clinics: Path) -> None:
     with pytest.raises(UsageError, match="client 'c': alone has 'remark, long'"):
         build_task(settings(clinics))
     task = build_task(settings(clinics, ignore_columns='"remark, long",colour'))
-    assert task.preprocessor.features == ("age", "flag = 1")
+    assert task.preparation.preprocessor.features == ("age", "flag = 1")
     with pytest.raises(UsageError, match=r"no column 'remak' .did you mean"):
         build_task(settings(clinics, ignore_columns="remak"))
 

@@ -31,7 +31,7 @@ def prepared(values: dict[str, list[object]], **choices: str) -> Preprocessor:
     spec = parse_target(made, table.columns, "it")
     halves = [table.take(np.arange(N // 2)), table.take(np.arange(N // 2, N))]
     messages = [
-        compute_statistics(name, half, spec) for name, half in zip("xy", halves, strict=True)
+        compute_statistics(name, half, spec, made) for name, half in zip("xy", halves, strict=True)
     ]
     fitted = fit_columns(messages, spec, made)
     if fitted.preprocessor is None:

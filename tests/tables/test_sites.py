@@ -80,7 +80,8 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     ]
     spec = TargetSpec(Condition("ill"))
     messages = [
-        compute_statistics(name, table, spec) for name, table in zip(SITES, tables, strict=True)
+        compute_statistics(name, table, spec, TableConfig(target="ill"))
+        for name, table in zip(SITES, tables, strict=True)
     ]
     assert made == fit_columns(messages, spec, TableConfig(target="ill")).preprocessor
     for name in (*SITES, "server"):
@@ -91,9 +92,9 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
         for name in ("south", "server")
     )
     assert node.data.shape == server.data.shape == (len(made.features),)
-    assert node.client_names == SITES
-    assert node.class_names == ("no", "yes")
-    assert node.preprocessing_json() == server.preprocessing_json() == made.to_json()
+    assert node.info.client_names == SITES
+    assert node.info.class_names == ("no", "yes")
+    assert node.preparation.to_json() == server.preparation.to_json() == made.to_json()
     with pytest.raises(UsageError, match="is of 2 sites, but clients is 3"):
         build_task(RunSettings.from_options({**given, "clients": 3, "data": str(sites / "south")}))
     write(

@@ -6,13 +6,17 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from equipoise.cli.options import add_options, early_options, given_options
+from equipoise.cli.options import add_options, asks_for_help, early_options, given_options
 from equipoise.cli.parser import Parser, add_config, run_subcommand
 from equipoise.flower.config import DeploymentConfig
 from equipoise.methods import find_method
 from equipoise.settings.option_registry import of_config, options
 from equipoise.tasks import find_task
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
+
+DEFAULT_LISTEN = "127.0.0.1:9443"
+DEPLOYED_TASK = "remote-tables"
+"""Task of data at clients, whose options ``--help`` shows if no task is named."""
 
 
 def flower(arguments: list[str]) -> int:
@@ -40,22 +44,24 @@ def needs_flower() -> None:
     """Raise ``UsageError`` if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise UsageError(
-            "this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)"
+            f"this needs Flower in an environment of its own: {install_hint('flower')}"
         )
 
 
 def _init(arguments: list[str]) -> int:
     """Write a Flower app for a run."""
-    early = early_options(arguments)
+    early = early_options(arguments, data_task=DEPLOYED_TASK)
+    if asks_for_help(arguments) and not any(text.startswith("--task") for text in arguments):
+        early["task"] = DEPLOYED_TASK
     table = options(find_method(early["method"]), find_task(early["task"]))
-    deployment = {item.name: item for item in of_config(DeploymentConfig, "run")}
+    deployment = {item.name: item for item in of_config(DeploymentConfig, "deployment")}
     table = deployment | {
         name: item for name, item in table.items() if name not in ("executor", "checkpoint_every")
     }
     parser = Parser("flower init", "Write a ready Flower app.")
     parser.add_argument("folder", help="folder to be made")
     add_config(parser)
-    add_options(parser, table, early, arguments)
+    add_options(parser, table, early, arguments, shown_owners=("deployment", "task"))
     values = vars(parser.parse(arguments))
     from equipoise.flower import project
 
@@ -63,7 +69,7 @@ def _init(arguments: list[str]) -> int:
     project.write_app(folder, given_options(early, values, table))
     print(
         f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), "
-        f"then: equipoise flower run {folder}"
+        f"then: equipoise flower run {folder} --ca certs/ca.pem (no --ca if it runs --insecure)"
     )
     return 0
 
@@ -145,7 +151,10 @@ def _register(arguments: list[str]) -> int:
     file = Path(values.nodes).resolve()
     ca = Path(values.ca) if values.ca else None
     node = audit.register_node(Path(values.key), values.client, file, values.superlink, ca)
-    print(f"node {node} is client {values.client}; give the run --nodes {file}")
+    print(
+        f"node {node} is client {values.client}; "
+        f"then: equipoise flower init ... --nodes {file}, and give 'flower run' the same --ca"
+    )
     return 0
 
 
@@ -156,7 +165,10 @@ def _proxy(arguments: list[str]) -> int:
     parser.add_argument("folder", help="folder for nginx.conf and nginx's own files")
     parser.add_argument("--certs", required=True, help="folder made by 'equipoise flower certs'")
     parser.add_argument(
-        "--listen", default="9443", help="port, or address:port, for nodes (default: 9443)"
+        "--listen",
+        default=DEFAULT_LISTEN,
+        help="address:port where nodes connect: that of this machine, or 0.0.0.0:9443 for all of "
+        f"its addresses (default: {DEFAULT_LISTEN}, which only this machine reaches)",
     )
     parser.add_argument(
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
@@ -168,7 +180,7 @@ def _proxy(arguments: list[str]) -> int:
     file = proxy.write_nginx_config(
         Path(values.folder), values.listen, values.superlink, Path(values.certs)
     )
-    print(f"start it with: nginx -c {file.resolve()}")
+    print(f"start it with: nginx -c {file.resolve()} (it listens on {values.listen})")
     return 0
 
 

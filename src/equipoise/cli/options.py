@@ -24,6 +24,7 @@ from equipoise.utils.errors import UsageError
 
 GROUP_TITLES = {
     "run": "run",
+    "deployment": "deployment (docs/deploy.md)",
     "timing": "simulated time (docs/clock.md)",
     "training": "local training",
     "privacy": "differential privacy (docs/privacy.md)",
@@ -71,15 +72,15 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return any(text in HELP_FLAGS for text in arguments)
 
 
-def early_options(arguments: Sequence[str]) -> Values:
+def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values:
     """Read the options that decide which other options exist.
 
     Args:
         arguments: Arguments of the command.
+        data_task: Task of data without a task.
 
     Returns:
-        The options of the config file, with ``method`` and ``task`` of the command line. Data
-        without a task are tables.
+        The options of the config file, with ``method`` and ``task`` of the command line.
 
     Raises:
         UsageError: If method or task is not a text.
@@ -90,7 +91,7 @@ def early_options(arguments: Sequence[str]) -> Values:
     values, _ = parser.parse_known_args(arguments)
     given = read_options_file(Path(values.config)) if values.config else {}
     has_data = bool(values.data or given.get("data"))
-    for name, default in (("method", "fedavg"), ("task", "tables" if has_data else "synthetic")):
+    for name, default in (("method", "fedavg"), ("task", data_task if has_data else "synthetic")):
         value = getattr(values, name) or given.get(name, default)
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}: must be text")
@@ -99,7 +100,11 @@ def early_options(arguments: Sequence[str]) -> Values:
 
 
 def add_options(
-    parser: Parser, table: OptionTable, early: Values, arguments: Sequence[str]
+    parser: Parser,
+    table: OptionTable,
+    early: Values,
+    arguments: Sequence[str],
+    shown_owners: Sequence[str] = (),
 ) -> None:
     """Add the options of a run to a parser, in groups by owner.
 
@@ -111,6 +116,7 @@ def add_options(
         table: Options of the run.
         early: Method and task, for the titles of the groups.
         arguments: Arguments of the command.
+        shown_owners: Owners whose options ``--help`` always shows.
     """
     parser.add_argument(
         "--help-all", action="help", help="show every option of the run, the method and the task"
@@ -119,6 +125,7 @@ def add_options(
     named_owners = [
         owner for owner, names in flags.items() if any(t.startswith(names) for t in arguments)
     ]
+    named_owners += shown_owners
     show_all = "--help-all" in arguments
     groups = {
         owner: parser.add_argument_group(title.format_map(early))

@@ -30,7 +30,14 @@ from equipoise.core.method import (
 )
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
-from equipoise.core.task import SupervisedTask, Task, require_supervised
+from equipoise.core.task import (
+    ExperimentTask,
+    Preparation,
+    SupervisedTask,
+    Task,
+    TaskInfo,
+    require_supervised,
+)
 from equipoise.core.wrapper import DelegatingMethod, MethodWrapper
 from equipoise.utils.pytree import Params, State
 
@@ -43,6 +50,7 @@ __all__ = [
     "ClientUpdate",
     "DelegatingMethod",
     "DeviceProfile",
+    "ExperimentTask",
     "LocalHParams",
     "LocalTrainRequest",
     "Loss",
@@ -51,6 +59,7 @@ __all__ = [
     "Options",
     "Params",
     "Pool",
+    "Preparation",
     "ProximalTerm",
     "RngContext",
     "RoundFeedback",
@@ -63,6 +72,7 @@ __all__ = [
     "State",
     "SupervisedTask",
     "Task",
+    "TaskInfo",
     "TrainingConfig",
     "ValueRange",
     "equal_weights",

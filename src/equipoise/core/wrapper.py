@@ -11,6 +11,7 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
+from equipoise.config.schema import Options
 from equipoise.core.client import Client
 from equipoise.core.messages import ClientUpdate, LocalHParams, ServerMessage, TrainingConfig
 from equipoise.core.method import Capabilities, Method
@@ -129,9 +130,13 @@ class DelegatingMethod(Method):
         state = self.inner.learn(server.scoped("base"), ids, updates)
         return {**server.state, "base": state}
 
-    def num_rounds(self, asked: int) -> int:
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Forward to the inner method."""
+        return self.inner.check_updates(sent, updates)
+
+    def num_rounds(self, asked: int, task: Options) -> int:
         """Return the number of rounds that the inner method plans."""
-        return self.inner.num_rounds(asked)
+        return self.inner.num_rounds(asked, task)
 
     def should_stop(self, server: Server) -> str | None:
         """Delegate to the inner method."""

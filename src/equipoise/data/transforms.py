@@ -10,6 +10,9 @@ from torch import Tensor
 
 from equipoise.utils.record import Record
 
+MISSING_INPUT = -1e30
+"""Input of trees where a value is missing. A finite number: rows of a federation must be finite."""
+
 
 class InputTransform(Record, frozen=True):
     """Use stored numbers as they are."""

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equipoise.core import LocalTrainRequest, Params, RngContext, State, Task, TrainingConfig
+from equipoise.core import (
+    ExperimentTask,
+    LocalTrainRequest,
+    Params,
+    RngContext,
+    State,
+    TrainingConfig,
+)
 from equipoise.utils.pytree import index
 
 
-class RLTask(Task):
+class RLTask(ExperimentTask):
     """A task of agents in environments.
 
     Subclasses implement `fit_stack` and `evaluate_stack`; one agent is a stack of one.

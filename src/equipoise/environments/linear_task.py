@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from equipoise.core import (
     Params,
     RngContext,
     State,
+    TaskInfo,
     TrainingConfig,
     option,
 )
@@ -57,10 +57,6 @@ class LinearTask(RLTask):
     Numba is optional: `linear_mdp` is imported only where it is used.
     """
 
-    learner_kind: ClassVar[str] = "linear"
-    metric = "error"
-    higher_is_better = False
-
     def __init__(
         self,
         name: str,
@@ -82,13 +78,18 @@ class LinearTask(RLTask):
         """
         from equipoise.environments.linear_mdp import LinearProblem
 
-        self.name = name
         self.config = config
         self.model = model
-        self.training = training
         self.seed = seed
-        self.num_clients = len(mdps)
-        self.blocks = {"backbone": ("phi",), "head": ("theta",)}
+        self.info = TaskInfo(
+            name,
+            len(mdps),
+            {"backbone": ("phi",), "head": ("theta",)},
+            training,
+            learner_kind="linear",
+            metric="error",
+            higher_is_better=False,
+        )
         self.problem = LinearProblem(mdps, config.rank, config.epsilon)
 
     def init_params(self, seed: int) -> Params:
@@ -113,9 +114,9 @@ class LinearTask(RLTask):
             UsageError: If the method does not suit.
         """
         trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.learner_kind:
+        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
             raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep"
+                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try pfedtd-rep"
             )
 
     def fit_stack(
@@ -130,7 +131,7 @@ class LinearTask(RLTask):
 
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
-                f"task '{self.name}' has no loss: choose a method without one of its own"
+                f"task '{self.info.name}' has no loss: choose a method without one of its own"
             )
         tabular_q.set_num_threads(torch.get_num_threads())
         phi = request.params["phi"].contiguous().clone()
@@ -182,11 +183,11 @@ class LinearTask(RLTask):
 
     def evaluate_server(self, stack: Params, split: str) -> Params:
         """Return the mean scores of each model ``[M, ...]`` over all agents."""
-        ids = torch.arange(self.num_clients)
+        ids = torch.arange(self.info.num_clients)
         rows = []
         for k in range(len(stack["phi"])):
             repeated = {
-                name: value[k].expand(self.num_clients, *value.shape[1:])
+                name: value[k].expand(self.info.num_clients, *value.shape[1:])
                 for name, value in stack.items()
             }
             rows.append(self.evaluate_stack(ids, repeated, split))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from equipoise.core import (
     Params,
     RngContext,
     State,
+    TaskInfo,
     TrainingConfig,
     option,
 )
@@ -34,7 +35,7 @@ from equipoise.environments.tabular_mdp import (
     make_mdp,
     perturb,
 )
-from equipoise.environments.theory import coverage, occupancy
+from equipoise.environments.theory import Coverage, coverage, occupancy
 from equipoise.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,10 +75,6 @@ class TabularTask(RLTask):
     Numba is optional: `tabular_q` is imported only where it is used.
     """
 
-    learner_kind: ClassVar[str] = "tabular"
-    metric = "error"
-    higher_is_better = False
-
     def __init__(
         self, name: str, mdp: TabularMDP, config: TabularConfig, training: TrainingConfig, seed: int
     ) -> None:
@@ -90,12 +87,17 @@ class TabularTask(RLTask):
             training: Defaults of local training.
             seed: Seed of perturbations and initial states.
         """
-        self.name = name
         self.config = config
-        self.training = training
         self.seed = seed
-        self.num_clients = config.agents
-        self.blocks = {"backbone": ("q",), "head": ()}
+        self.info = TaskInfo(
+            name,
+            config.agents,
+            {"backbone": ("q",), "head": ()},
+            training,
+            learner_kind="tabular",
+            metric="error",
+            higher_is_better=False,
+        )
         self.policies = behaviour_policies(config.behaviour, mdp, config.agents, config.epsilon)
         self.mdps = [mdp]
         self.mdp = mdp
@@ -112,14 +114,14 @@ class TabularTask(RLTask):
         """Agents that follow their own trajectories."""
         from equipoise.environments.tabular_q import TabularProblem
 
-        return TabularProblem(self.mdps, self.num_clients, self.policies)
+        return TabularProblem(self.mdps, self.info.num_clients, self.policies)
 
     @cached_property
     def generative_problem(self) -> TabularProblem:
         """Agents that sample every state-action pair from a generative model (FedSynQ)."""
         from equipoise.environments.tabular_q import TabularProblem
 
-        return TabularProblem(self.mdps, self.num_clients)
+        return TabularProblem(self.mdps, self.info.num_clients)
 
     def init_params(self, seed: int) -> Params:
         """Return the mean of the agents' initial tables, ``[sims, S, A]``."""
@@ -148,9 +150,9 @@ class TabularTask(RLTask):
             UsageError: If the method does not suit.
         """
         trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.learner_kind:
+        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
             raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im"
+                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try fedasynq-im"
             )
 
     def fit_stack(
@@ -168,7 +170,7 @@ class TabularTask(RLTask):
 
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
-                f"task '{self.name}' updates tables, not a loss: "
+                f"task '{self.info.name}' updates tables, not a loss: "
                 "choose a method without a loss of its own"
             )
         tabular_q.set_num_threads(torch.get_num_threads())
@@ -245,7 +247,7 @@ class TabularTask(RLTask):
     def summary(self, params: Params) -> State:
         """Return the final error over simulations and the coverage that the theory depends on."""
         errors = self._max_errors(params["q"], torch.from_numpy(self.mdp.q_star))
-        cover = coverage(self.mdp, self.policies)
+        cover = self.coverage
         return {
             "error": float(errors.mean()),
             "error_std": float(errors.std(correction=0)),
@@ -258,6 +260,11 @@ class TabularTask(RLTask):
         }
 
     @cached_property
+    def coverage(self) -> Coverage:
+        """How the agents' trajectories cover the state-action space."""
+        return coverage(self.mdp, self.policies)
+
+    @cached_property
     def _q_stars(self) -> Tensor:
         """Q* of each MDP, ``[1 or K, S, A]``."""
         return torch.from_numpy(np.stack([mdp.q_star for mdp in self.mdps]))
@@ -265,7 +272,7 @@ class TabularTask(RLTask):
     @cached_property
     def _occupancy(self) -> Tensor:
         """Each agent's long-run shares of steps, ``[K, S, A]``; equal agents share one result."""
-        mdps = self.mdps * self.num_clients if len(self.mdps) == 1 else self.mdps
+        mdps = self.mdps * self.info.num_clients if len(self.mdps) == 1 else self.mdps
         cache: dict[tuple[int, bytes], Floats] = {}
         shares = []
         for mdp, policy in zip(mdps, self.policies, strict=True):

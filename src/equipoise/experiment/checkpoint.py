@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from equipoise.clock.devices import DEVICE_POPULATIONS, load_device_classes
-from equipoise.core import Task
+from equipoise.core import ExperimentTask
 from equipoise.records.manifest import FileState
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -117,7 +117,7 @@ class Checkpoint:
         """Prepare checkpoints of a simulation in the folder of its run."""
         self._folder = folder
         self._simulation = simulation
-        self._shards = ShardedRows(folder.checkpoints, simulation.task.num_clients)
+        self._shards = ShardedRows(folder.checkpoints, simulation.task.info.num_clients)
 
     def save(self, best: State, about: dict[str, object], logs: Mapping[str, FileState]) -> None:
         """Save the simulation.
@@ -169,7 +169,7 @@ class Checkpoint:
         return best, about
 
 
-def input_texts(folder: Folder, settings: RunSettings, task: Task) -> dict[str, str]:
+def input_texts(folder: Folder, settings: RunSettings, task: ExperimentTask) -> dict[str, str]:
     """Return what a resumed run is compared with: preprocessing, data fingerprint, device table.
 
     Args:
@@ -183,13 +183,13 @@ def input_texts(folder: Folder, settings: RunSettings, task: Task) -> dict[str, 
     devices = settings.timing.devices
     table = "" if devices in DEVICE_POPULATIONS else Path(devices).read_text(encoding="utf-8-sig")
     return {
-        folder.preparation.name: task.preprocessing_json(),
+        folder.preparation.name: task.preparation.to_json(),
         folder.fingerprint.name: task.fingerprint(),
         folder.devices.name: table,
     }
 
 
-def check_unchanged(folder: Folder, settings: RunSettings, task: Task) -> None:
+def check_unchanged(folder: Folder, settings: RunSettings, task: ExperimentTask) -> None:
     """Check that data and devices are those that the run began with.
 
     Args:

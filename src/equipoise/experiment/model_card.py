@@ -40,13 +40,16 @@ class Card(Record, frozen=True):
     """Names of the features, if the data are tables."""
     adapter: str = ""
     """Option ``adapter`` of the run."""
+    owner: str = ""
+    """Remote client whose own model is in the place of the global model; empty in a run."""
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
         """Return the card of a supervised task; None for agents in environments."""
         if not isinstance(task, ExamplesTask):
             return None
-        names = task.preprocessor.features if task.preprocessor else ()
+        preprocessor = task.preparation.preprocessor
+        names = preprocessor.features if preprocessor else ()
         return Card(
             version=__version__,
             method=run.method,
@@ -56,7 +59,7 @@ class Card(Record, frozen=True):
             shape=task.data.shape,
             form=task.data.transform,
             target=task.data.target,
-            clients=task.client_names,
+            clients=task.info.client_names,
             inputs=names,
             adapter=run.adapter,
         )
@@ -90,11 +93,11 @@ class Card(Record, frozen=True):
     def whose(self, client: int | None) -> str:
         """Return whose model it is, in words."""
         if client is None:
-            return "the global model"
+            return f"the personal model of {self.owner}" if self.owner else "the global model"
         name = self.clients[client] if self.clients else f"client {client}"
         return f"the personal model of {name}"
 
-    def in_words(self, client: int | None) -> str:
+    def describe(self, client: int | None) -> str:
         """Describe the model in one line: owner, method, task, target and inputs."""
         target = self.target
         inputs = f"{' x '.join(map(str, self.shape))} numbers"

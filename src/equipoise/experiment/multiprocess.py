@@ -113,7 +113,7 @@ def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tu
     cohort = torch.from_numpy(ids)
     steps = int(task.num_steps(cohort, torch.full_like(cohort, training.epochs), training).sum())
     short = (
-        not task.executor_depends_on_model
+        not task.info.executor_depends_on_model
         and steps * run.rounds * MIN_STEP_SECONDS < MIN_SAVED_SECONDS
     )
     if processes == 1 or short:
@@ -134,7 +134,7 @@ def _first_cohort(settings: RunSettings, task: Task) -> Ints:
     """Return the clients of the first round."""
     run = settings.run
     first = run.at(1, run.rounds)
-    return rng.cohort(run.seed, 1, task.num_clients, first.participation)
+    return rng.cohort(run.seed, 1, task.info.num_clients, first.participation)
 
 
 def is_worker_rank() -> bool:
@@ -155,8 +155,8 @@ def single_process_reason(settings: RunSettings, task: Task) -> str:
             "hostile clients of an attack on uploads see those of all others, "
             "which must be in one process"
         )
-    if not task.supports_fork:
-        return f"the agents of task '{task.name}' are stepped together, in one process"
+    if not task.info.supports_fork:
+        return f"the agents of task '{task.info.name}' are stepped together, in one process"
     if settings.timing.carries_stale_updates:
         return f"mode {settings.timing.mode} keeps replies that are under way in one process"
     return ""

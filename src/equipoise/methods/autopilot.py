@@ -1,4 +1,4 @@
-"""Autopilot: a controller that chooses learning rate, momentum and per-coordinate step sizes.
+"""Autopilot: chooses rates, momentum and step sizes; 3 to 6 times FedAvg's time on tables.
 
 Nothing has to be set: every rule uses ratios, signs and the length T of the run. In round t
 
@@ -46,6 +46,7 @@ from equipoise.core.report_validation import COUNT, LOSS, MAX_LOSS, MIN_COHORT, 
 from equipoise.utils.errors import UsageError
 
 MIN_EPOCHS = 8  # clients train at least this much
+MIN_LR_SHARE = 1e-3  # of the first rate: below it nothing moves any more, and the run ends
 POLYAK_SHARE = 0.25  # of Polyak's step
 TRIAL_LOSS_RATIO = 0.8  # another rate must leave less than this share of the configured one's loss
 MAX_MOMENTUM = 0.97  # momentum looks back over 33 rounds at most
@@ -426,7 +427,7 @@ class Autopilot(Method):
         super().check(task, training)
         if type(task).grad_sq_norm is Task.grad_sq_norm:
             raise UsageError(
-                f"{self.name} measures gradients, and task '{task.name}' has none: choose another "
+                f"{self.name} measures gradients, and task '{task.info.name}' has none: choose another "
                 "method"
             )
 
@@ -494,6 +495,15 @@ class Autopilot(Method):
         )
         return server.with_client_batch_stats(new, mean), state
 
+    def should_stop(self, server: Server) -> str | None:
+        """Stop when the next round's rate would be below a thousandth of the first one's."""
+        state = server.state
+        share = state["loss_scale"] * state["log_lr_correction"].exp()
+        next_round = min(server.round + 1, server.num_rounds)
+        if float(share) * lr_decay(next_round, server.num_rounds) < MIN_LR_SHARE:
+            return "the learning rate is below a thousandth of the first: nothing moves any more"
+        return super().should_stop(server)
+
     def steer(self, server: Server, ids: Tensor, measurements: Params) -> tuple[State, float]:
         """Update the controller by a round's measurements.
 
@@ -517,7 +527,7 @@ class Autopilot(Method):
         server.logged |= {"rate": state["lr"], "validation_loss": means["val"]}
         if "second_half_sign" not in means:
             return state, m
-        noise = sampling_noise(measurements["val"], server.task.num_clients)
+        noise = sampling_noise(measurements["val"], server.task.info.num_clients)
         state, keeps_momentum = update_controller(state, means, noise, server.num_rounds)
         server.logged["log_lr_correction"] = state["log_lr_correction"]
         server.logged["amplification"] = state["amplification"]

@@ -26,7 +26,7 @@ from equipoise.core import (
     option,
 )
 from equipoise.methods.page import agents
-from equipoise.methods.page.config import absolute_epochs, absolute_lr
+from equipoise.methods.page.page import absolute_epochs, absolute_lr
 from equipoise.rl import ddpg
 from equipoise.utils.errors import UsageError
 
@@ -59,7 +59,7 @@ class DapFL(Method):
             raise UsageError(f"lr_min is {self.lr_min}: must be below lr_max ({self.lr_max})")
         if not task.has_split("val"):
             raise UsageError(
-                f"dapfl rewards its agents on validation data, and task '{task.name}' has none: "
+                f"dapfl rewards its agents on validation data, and task '{task.info.name}' has none: "
                 "set val_share"
             )
 

@@ -62,7 +62,7 @@ class FedEx(Method):
         if not task.has_split("val"):
             raise UsageError(
                 "fedex compares learning rates on validation data, and task "
-                f"'{task.name}' has none: set val_share"
+                f"'{task.info.name}' has none: set val_share"
             )
 
     # --- client -----------------------------------------------------------------------------

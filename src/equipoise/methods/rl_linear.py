@@ -81,7 +81,7 @@ class LinearRepresentation(Method):
         """Refuse tasks without linear features, and the wrong kind of values."""
         if not isinstance(task, LinearTask):
             raise UsageError(
-                f"{self.name} learns values with linear features, and task '{task.name}' has "
+                f"{self.name} learns values with linear features, and task '{task.info.name}' has "
                 "none: try --task planted"
             )
         if task.model != self.learns:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from equipoise.core import State
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.records.rounds import PrivacySpent
+from equipoise.records.rounds import LostRequest, PrivacySpent
 
 RDP_ORDERS = tuple(range(2, 65))
 
@@ -93,6 +93,16 @@ class GaussianAccountant:
             self.released[asked] += 1 / self._multiplier(replies) ** 2
         self.replies.append(replies)
         return self.spent()
+
+    def count_lost(self, request: LostRequest) -> None:
+        """Account for a round that was asked and lost when the server stopped.
+
+        Args:
+            request: The clients that were asked, and what the server could see of their uploads.
+        """
+        self.uploads[request.clients] += 1
+        if self.secure and request.num_summed and self.privacy.has_noise:
+            self.released[request.clients] += 1 / self._multiplier(request.num_summed) ** 2
 
     def spent(self) -> PrivacySpent:
         """Return what has been spent so far.

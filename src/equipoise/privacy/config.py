@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from equipoise.config.schema import Options, option
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 BIT_SHARE = 0.05
 """Share of the privacy budget for the bit that adapts dp_clip."""
@@ -47,8 +47,7 @@ class PrivacyConfig(Options):
             raise UsageError("dp_quantile adapts a bound: set dp_clip, from where it starts")
         if self.dp_noise and importlib.util.find_spec("dp_accounting") is None:
             raise UsageError(
-                "dp_noise needs the accountant of the extra 'privacy': "
-                "pip install 'equipoise[privacy]'"
+                f"dp_noise needs the accountant of the extra 'privacy': {install_hint('privacy')}"
             )
 
     @property

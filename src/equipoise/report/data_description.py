@@ -46,17 +46,17 @@ def describe_task(task: Task) -> dict[str, Any]:
     """
     if not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"task '{task.name}' has environments, not data: there is nothing to describe"
+            f"task '{task.info.name}' has environments, not data: there is nothing to describe"
         )
-    ids = torch.arange(task.num_clients)
+    ids = torch.arange(task.info.num_clients)
     rows = {split: task.num_rows(ids, split).numpy() for split in SPLITS if task.has_split(split)}
     counts = task.label_counts(ids).numpy()
     num_classes = counts.shape[1]
     shares = counts / counts.sum(1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1) / np.log(num_classes)
     return {
-        "task": task.name,
-        "clients": task.num_clients,
+        "task": task.info.name,
+        "clients": task.info.num_clients,
         "classes": num_classes,
         "shape": list(task.example_inputs(1).shape[1:]),
         "parameters": sum(param.numel() for param in task.module.parameters()),

@@ -22,13 +22,13 @@ from equipoise.report.sections import report_sections
 from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
 from equipoise.utils import io
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_NAME_LENGTH = 100  # characters of the folders' names in the name of their report
-INSTALL_HINT = "pip install 'equipoise[report]', then 'equipoise report DIR'"
+INSTALL_HINT = f"{install_hint('report')}, then 'equipoise report DIR'"
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:

@@ -25,7 +25,7 @@ from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Summary
 from equipoise.report.run_data import Config
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, install_hint, nearest
 
 PROJECT = "equipoise"  # experiment of MLflow, project of W&B
 # Entries of a round that are no metrics: its number, and lists whose means are logged elsewhere.
@@ -234,7 +234,7 @@ def parse_tracker_names(text: str) -> list[str]:
             known = ", ".join(TRACKERS)
             raise UsageError(f"unknown tracker '{name}'{nearest(name, TRACKERS)}; choose {known}")
         if importlib.util.find_spec(TRACKERS[name].module) is None:
-            raise UsageError(f"--log {name} needs an extra: pip install 'equipoise[{name}]'")
+            raise UsageError(f"--log {name} needs an extra: {install_hint(name)}")
     return list(dict.fromkeys(names))
 
 

@@ -17,14 +17,14 @@ from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import DevicePopulation
 from equipoise.config.parsing import from_config_value, to_config_value
 from equipoise.config.schedules import Schedule
-from equipoise.core import Method, SelectionPolicy, TrainingConfig
+from equipoise.core import Method, Options, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse_attack as parse_attack
-from equipoise.tasks import TaskSpec, find_task
+from equipoise.tasks import AUTO_MODEL, TaskSpec, find_task
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.wrappers.deadline import with_deadline_epochs
 from equipoise.wrappers.differential_privacy import with_differential_privacy
@@ -111,7 +111,7 @@ class RunSettings:
             raise UsageError("; ".join(errors))
         if errors:
             raise UsageError("; ".join(errors))
-        run = _with_model_and_rounds(run, method_config, privacy, timing, task)
+        run = _with_model_and_rounds(run, method_config, privacy, timing, task, task_config)
         if privacy.is_enabled and selection is not Uniform:
             raise UsageError(
                 f"selection {policy_name} is not offered with dp_clip: epsilon is counted for "
@@ -164,7 +164,12 @@ class RunSettings:
 
 
 def _with_model_and_rounds(
-    run: RunConfig, method: Method, privacy: PrivacyConfig, timing: ClockConfig, task: TaskSpec
+    run: RunConfig,
+    method: Method,
+    privacy: PrivacyConfig,
+    timing: ClockConfig,
+    task: TaskSpec,
+    task_config: Options,
 ) -> RunConfig:
     """Check options of several configs against each other; fill in model and rounds."""
     if timing.carries_stale_updates and (run.robust or run.secure or privacy.is_enabled):
@@ -196,6 +201,9 @@ def _with_model_and_rounds(
             "beside the sum; "
             "choose a fixed dp_clip"
         )
+    if run.patience < 0:
+        patience = 0 if privacy.has_noise else task.patience
+        run = dataclasses.replace(run, patience=patience)
     if run.patience and privacy.has_noise:
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation "
@@ -214,4 +222,7 @@ def _with_model_and_rounds(
             f"unknown model '{model}' for task '{task.name}'{nearest(model, task.models)}; "
             f"it takes: {', '.join(task.models) or 'none'}"
         )
-    return dataclasses.replace(run, model=model, rounds=method.num_rounds(run.rounds))
+    if model == AUTO_MODEL:  # the rounds follow from the model that is chosen
+        return dataclasses.replace(run, model=model)
+    rounds = method.num_rounds(run.rounds, task_config)
+    return dataclasses.replace(run, model=model, rounds=rounds)

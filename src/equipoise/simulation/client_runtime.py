@@ -128,7 +128,7 @@ class ClientRuntime(Client):
                 torch.as_tensor(value, dtype=dtype) for value in (pull.mu, pull.anchor_lr)
             )
             pull = ProximalTerm(pull.anchor, strength, follow)
-        names = tuple(fit.params) if blocks is None else task.param_names(*blocks)
+        names = tuple(fit.params) if blocks is None else task.info.param_names(*blocks)
         fit = replace(
             fit, epochs=train.epochs, lr=train.lr.to(dtype), proximal=pull, trainable=names
         )
@@ -210,7 +210,7 @@ class ClientRuntime(Client):
         names = [item.name for item in fields(DeviceProfile)]
 
         def look(ids: Tensor) -> Params:
-            usual = self.task.devices.profiles(ids.reshape(-1).numpy())
+            usual = self.task.info.devices.profiles(ids.reshape(-1).numpy())
             return {
                 name: torch.from_numpy(getattr(usual, name)).reshape(ids.shape) for name in names
             }

@@ -31,6 +31,7 @@ from equipoise.core import (
     TrainingConfig,
 )
 from equipoise.core.method import weights_by_num_examples
+from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation import chunking, vmap_primitives
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
@@ -158,7 +159,7 @@ class Executor(ABC):
     def chunks(self, clients: int) -> list[slice]:
         """Split a cohort into chunks; single clients where stacking is not worthwhile."""
         return chunking.split_into_chunks(
-            clients, 1 if self.task.executor_depends_on_model else MIN_STACKED_CLIENTS
+            clients, 1 if self.task.info.executor_depends_on_model else MIN_STACKED_CLIENTS
         )
 
     @abstractmethod
@@ -202,6 +203,10 @@ class Executor(ABC):
     def final_scores(self, ids: Ints) -> Mapping[int, ClientFinalScores]:
         """What these clients say of the models that they keep, where that is not known here."""
         return {}
+
+    def lost_requests(self, rounds_done: int) -> list[LostRequest]:
+        """Return the requests of later rounds that were sent before this process started."""
+        return []
 
     def run_client(
         self,
@@ -344,7 +349,7 @@ class Stacked(InProcessExecutor):
         if (
             len(cuts) > 1
             and simple
-            and len(ids) == self.task.num_clients
+            and len(ids) == self.task.info.num_clients
             and self._clients_are_alike
         ):
             return chunking.group_chunks(cuts)
@@ -403,11 +408,11 @@ class Stacked(InProcessExecutor):
         task = self.task
         if (
             not isinstance(task, SupervisedTask)
-            or task.executor_depends_on_model
-            or not task.stackable
+            or task.info.executor_depends_on_model
+            or not task.info.stackable
         ):
             return False
-        everybody = torch.arange(task.num_clients)
+        everybody = torch.arange(task.info.num_clients)
         counts = [
             task.num_rows(everybody, split)
             for split in ("train", "val", "test")

@@ -58,7 +58,7 @@ class Worker:
         initial = inner.task.init_params(inner.seed)
         self.keeps_local = keeps_local(inner.method, inner.task, keep_models)
         self.store = ClientStore(
-            inner.task.num_clients,
+            inner.task.info.num_clients,
             lambda ids: inner.init_state(ids, initial, self.keeps_local),
             room,
         )
@@ -283,7 +283,7 @@ class MultiProcessExecutor(Executor):
         inner = share.inner
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
         self.worker, self.group, self.processes = share, group, group.size
-        self._process_of_client = np.full(inner.task.num_clients, -1, np.int32)
+        self._process_of_client = np.full(inner.task.info.num_clients, -1, np.int32)
         self.worker_speed = WorkerSpeed(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
         self._unfinished_sends: list[tuple[int, Any]] = []

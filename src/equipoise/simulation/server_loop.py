@@ -192,9 +192,11 @@ class FederatedSimulation:
         with torch.no_grad():
             self.server_state = method.init_server(task, self.params)
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
-        self.store = ClientStore(task.num_clients, self._init_clients, memory_budget)
+        self.store = ClientStore(task.info.num_clients, self._init_clients, memory_budget)
         self.async_executor = self.executor if isinstance(self.executor, AsyncExecutor) else None
-        self.clock = Clock(clock_config, schedule.seed, task.num_clients) if clock_config else None
+        self.clock = (
+            Clock(clock_config, schedule.seed, task.info.num_clients) if clock_config else None
+        )
         self.chunked_round: ChunkedRound | None = None
         if isinstance(self.executor, InProcessExecutor) and not clock_config:
             self.chunked_round = ChunkedRound(self.executor, self.store, self.keeps_local)
@@ -269,11 +271,11 @@ class FederatedSimulation:
         is_plain_draw = pool is None and self.selector is None and not overselects
         if is_plain_draw or "select_clients" in method.overridden_hooks:
             ids, server.state = method.select_clients(server)
-            _validate_cohort(ids, self.task.num_clients, method)
+            _validate_cohort(ids, self.task.info.num_clients, method)
             if pool is None:
                 return ids
             return ids[torch.isin(ids, torch.from_numpy(pool))]
-        available = torch.arange(self.task.num_clients)
+        available = torch.arange(self.task.info.num_clients)
         if pool is not None:
             available = torch.from_numpy(pool)
         selector = self.selector
@@ -285,13 +287,13 @@ class FederatedSimulation:
         """Return the clients that can be asked (None for all), and how many to ask."""
         if self.clock is not None:
             return self.clock.pool(participation)
-        count = rng.cohort_size(self.task.num_clients, participation)
+        count = rng.cohort_size(self.task.info.num_clients, participation)
         if self.async_executor is None:
             return None, count
         in_flight = self.async_executor.in_flight_ids
         if not len(in_flight):
             return None, count
-        idle = np.setdiff1d(np.arange(self.task.num_clients), in_flight)
+        idle = np.setdiff1d(np.arange(self.task.info.num_clients), in_flight)
         return idle, min(count - len(in_flight), len(idle))
 
     # ---------------------------------------------------------------- step 2: distribute
@@ -317,7 +319,7 @@ class FederatedSimulation:
         if len(client_ids):
             self._prefetch(current.server.round + 1)
             results = self._compute_clients(current, client_ids, message)
-            bytes_down = _download_bytes(message, self.task.blocks, client_ids, results)
+            bytes_down = _download_bytes(message, self.task.info.blocks, client_ids, results)
             self.store.count(client_ids.numpy(), {"down": bytes_down})
         replies = self._end_of_round(current.server, client_ids, results, bytes_down)
         arrived = replies.arrived.long()
@@ -382,7 +384,7 @@ class FederatedSimulation:
             config.participation, min(round, config.num_rounds), config.num_rounds
         )
         if participation < 1:
-            ids = rng.cohort(config.seed, round, self.task.num_clients, participation)
+            ids = rng.cohort(config.seed, round, self.task.info.num_clients, participation)
             self.store.prefetch(ids)
             self.executor.prefetch(ids)
 
@@ -534,7 +536,7 @@ class FederatedSimulation:
             light = replace(result, update=ClientUpdate({}), client_state=ClientState(), scores={})
             result = pytree.index(light, replies.arrived) if len(ids) else None
         # A list of the whole federation says nothing; a longer one is too long for a log.
-        is_listed = len(ids) < min(self.task.num_clients, MAX_LISTED_CLIENTS + 1)
+        is_listed = len(ids) < min(self.task.info.num_clients, MAX_LISTED_CLIENTS + 1)
         fields: dict[str, Any] = {"ids": ids.tolist() if is_listed else None, "train": {}}
         logged = dict(server.logged)
         if result is not None:
@@ -595,7 +597,7 @@ class FederatedSimulation:
         scores: dict[str, float | None] = {
             metric: float(value.double().nanmean()) for metric, value in values.items()
         }
-        primary = values[self.task.metric].double()
+        primary = values[self.task.info.metric].double()
         primary = primary[torch.isfinite(primary)]
         scores["std"] = None
         scores["p10"] = None
@@ -712,7 +714,7 @@ def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float
     their own move as far as their environments take them, so that they have no bound.
     """
     uploaded = set(method.shared_param_names(task))
-    blocks = [block for block, names in task.blocks.items() if uploaded & set(names)]
+    blocks = [block for block, names in task.info.blocks.items() if uploaded & set(names)]
     if "receive" not in method.overridden_hooks and all(
         message.sent_blocks[block] is True for block in blocks
     ):

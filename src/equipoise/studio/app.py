@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import math
 import os
 import shlex
 import shutil
@@ -33,13 +34,16 @@ from starlette.staticfiles import StaticFiles
 
 import equipoise.report
 from equipoise import __version__
+from equipoise.experiment.decision import read_decision
+from equipoise.records.decision import Estimate
 from equipoise.studio import forms, tables_view
 from equipoise.studio.commands import CommandResult, run_command
 from equipoise.studio.jobs import JobStore
 from equipoise.studio.paths import TABLE_SUFFIXES, StudioPaths
-from equipoise.studio.run_library import CellProgress, RunLibrary, format_score
+from equipoise.studio.run_library import CellProgress, RunLibrary
 from equipoise.studio.security import REPORT_POLICY, Guard, Secrets
 from equipoise.utils.errors import UsageError
+from equipoise.utils.metrics import format_difference, format_score
 
 MAX_UPLOAD_BYTES = 2**30
 EVENT_SECONDS = 0.5  # between two looks at a run
@@ -300,8 +304,6 @@ class Studio:
     async def decision(self, request: Request) -> Response:
         """Say which model each site should use, and how sure that is."""
         folder = self._folder_of(request)
-        from equipoise.experiment.decision import read_decision
-
         found = await run_in_threadpool(read_decision, folder)
         if found is None:
             raise UsageError(
@@ -314,8 +316,17 @@ class Studio:
             name=folder.name,
             decision=found,
             command=command,
-            show=partial(_estimate_text, found.metric),
+            has_choice=(folder / "chosen").is_dir(),
+            score=partial(_estimate_text, partial(format_score, found.metric)),
+            difference=partial(_estimate_text, partial(format_difference, found.metric)),
         )
+
+    async def choose(self, request: Request) -> Response:
+        """Train the chosen models on all rows of each site."""
+        folder = self._folder_of(request)
+        arguments = ["choose", str(folder), "--overwrite"]
+        await run_in_threadpool(self.jobs.start, arguments, folder, self.folder)
+        return _redirect(f"/runs/{folder.name}")
 
     async def film(self, request: Request) -> Response:
         """Film an episode of the first agent of a run."""
@@ -415,6 +426,7 @@ def create_app(paths: StudioPaths, secrets: Secrets) -> Starlette:
         Route("/runs/{name}/events", page(studio.events)),
         Route("/runs/{name}/report", page(studio.report)),
         Route("/runs/{name}/decision", page(studio.decision)),
+        Route("/runs/{name}/choose", page(studio.choose), methods=["POST"]),
         Route("/runs/{name}/stop", page(studio.stop), methods=["POST"]),
         Route("/runs/{name}/resume", page(studio.resume), methods=["POST"]),
         Route("/runs/{name}/delete", page(studio.delete), methods=["POST"]),
@@ -529,11 +541,11 @@ def _first_lines(file: Path, count: int) -> list[list[str]]:
         return [row for row, _ in zip(csv.reader(lines), range(count + 1), strict=False)]
 
 
-def _estimate_text(metric: str, estimate: object) -> str:
-    """Return a score with its interval as people write it; empty if it is not known."""
-    if estimate is None or estimate.value != estimate.value:
+def _estimate_text(write: Callable[[float], str], estimate: Estimate | None) -> str:
+    """Return a number with its interval as people write it; empty if it is not known."""
+    if estimate is None or math.isnan(estimate.value):
         return ""
-    text = format_score(metric, estimate.value)
+    text = write(estimate.value)
     if not estimate.is_known:
         return text
-    return f"{text} ({format_score(metric, estimate.low)} to {format_score(metric, estimate.high)})"
+    return f"{text} ({write(estimate.low)} to {write(estimate.high)})"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from equipoise.studio.jobs import Job, JobStore
+from equipoise.utils.metrics import format_score
 
-PERCENT_METRICS = ("acc", "balanced_acc")
 MAX_POINTS = 400  # of a curve
 
 
@@ -286,15 +286,6 @@ class _RoundLog:
         if scores:
             self._scores.append((self.rounds, scores))
             self.first_scores = self.first_scores or scores.get("personal", {})
-
-
-def format_score(metric: str, value: float) -> str:
-    """Return a score as people write it: shares in percent, others with three digits."""
-    if metric in PERCENT_METRICS:
-        return f"{100 * value:.1f} %"
-    if abs(value) >= 100:
-        return f"{value:,.0f} {metric}"
-    return f"{value:.3g} {metric}"
 
 
 def _data_name(config: Mapping[str, object]) -> str:

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from equipoise.config.schema import with_default
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, TrainingConfig, option
 from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
 from equipoise.environments.deep_task import (
     MODELS,
@@ -73,24 +73,26 @@ class GymConfig(DeepRLConfig):
 
 def build_cartpole(
     config: ClassicControlConfig, model: str, training: TrainingConfig, seed: int
-) -> Task:
+) -> ExperimentTask:
     """Build the task cartpole."""
     return build_classic_control("cartpole", CartPole(), config, model, training, seed)
 
 
 def build_acrobot(
     config: ClassicControlConfig, model: str, training: TrainingConfig, seed: int
-) -> Task:
+) -> ExperimentTask:
     """Build the task acrobot."""
     return build_classic_control("acrobot", Acrobot(), config, model, training, seed)
 
 
-def build_pendulum(config: PendulumConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build_pendulum(
+    config: PendulumConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task pendulum."""
     return build_classic_control("pendulum", Pendulum(), config, model, training, seed)
 
 
-def build_gym(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build_gym(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     """Build the task gym.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.config.schema import with_default
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, TrainingConfig, option
 from equipoise.environments.tabular_mdp import garnet, gymnasium_mdp, load_mdp, two_state
 from equipoise.environments.tabular_task import TabularConfig, TabularTask
 from equipoise.tasks import TaskSpec
@@ -44,7 +44,7 @@ class MDPFileConfig(TabularConfig):
 
 def build_cliff_walking(
     config: TabularConfig, model: str, training: TrainingConfig, seed: int
-) -> Task:
+) -> ExperimentTask:
     """Build the task cliff-walking."""
     mdp = gymnasium_mdp("cliff-walking", config.gamma)
     return TabularTask("cliff-walking", mdp, config, training, seed)
@@ -52,32 +52,38 @@ def build_cliff_walking(
 
 def build_frozen_lake(
     config: TabularConfig, model: str, training: TrainingConfig, seed: int
-) -> Task:
+) -> ExperimentTask:
     """Build the task frozen-lake."""
     mdp = gymnasium_mdp("frozen-lake", config.gamma)
     return TabularTask("frozen-lake", mdp, config, training, seed)
 
 
-def build_taxi(config: TabularConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build_taxi(
+    config: TabularConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task taxi."""
     return TabularTask("taxi", gymnasium_mdp("taxi", config.gamma), config, training, seed)
 
 
 def build_two_state(
     config: TwoStateConfig, model: str, training: TrainingConfig, seed: int
-) -> Task:
+) -> ExperimentTask:
     """Build the task two-state."""
     mdp = two_state(seed, config.actions, config.gamma)
     return TabularTask("two-state", mdp, config, training, seed)
 
 
-def build_garnet(config: GarnetConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build_garnet(
+    config: GarnetConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task garnet."""
     mdp = garnet(seed, config.states, config.actions, config.branching, config.gamma)
     return TabularTask("garnet", mdp, config, training, seed)
 
 
-def build_mdp(config: MDPFileConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build_mdp(
+    config: MDPFileConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task mdp.
 
     Raises:

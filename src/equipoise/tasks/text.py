@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, TrainingConfig, option
 from equipoise.data.federated_dataset import Target
 from equipoise.data.splits import UserRows
 from equipoise.data.text import ClientTexts, TextDataConfig, Tokenizer, read_texts
@@ -28,7 +28,7 @@ class TextConfig(TextDataConfig):
     )
 
 
-def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     if not config.pretrained:
         raise UsageError(
             "task 'text' needs --pretrained: the folder of a transformers model, or its name on the hub"

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.core import Params, State
+from equipoise.core import Params, State, TaskInfo
 from equipoise.data.federated_dataset import ClientData
 from equipoise.training.linear_closed_form import LinearParamNames
 from equipoise.training.objectives import Objective
@@ -16,6 +16,8 @@ from equipoise.training.objectives import Objective
 class Network(Protocol):
     """A network, the loss of each example, and the training rows of every client."""
 
+    info: TaskInfo
+    """Facts; with `has_train_mode`, steps need a `step_context`."""
     data: ClientData
     """Rows of every client."""
     dtype: torch.dtype
@@ -28,12 +30,8 @@ class Network(Protocol):
     """Loss and metrics of the task's kind of target."""
     pad_label: float | None
     """Target of padding rows, if zero weight alone is not enough to ignore them."""
-    batch_stat_names: tuple[str, ...]
-    """Parameters updated by batch statistics instead of gradients."""
     transposed_params: frozenset[str]
     """Matrices stored transposed in memory while a stack is trained, because that is faster."""
-    has_train_mode: bool
-    """Whether the network behaves differently in training, so that `step_context` is needed."""
 
     def step_context(self, key: Tensor, rows: Tensor) -> Params:
         """Return extra inputs of a training step: dropout keys and true batch sizes.

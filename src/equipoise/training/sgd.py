@@ -14,6 +14,9 @@ from equipoise.training.network import Network
 from equipoise.utils import pytree
 from equipoise.utils import rng as random
 
+MIN_NORM = 1e-30
+"""Norms of gradients below count as this: a gradient of zero stays zero."""
+
 
 def fit(
     task: Network, client: Tensor, request: LocalTrainRequest, rng: RngContext
@@ -22,7 +25,7 @@ def fit(
 
     Every step computes, with weight decay `w`, correction `c` and proximal term `(anchor, mu)`:
 
-        g = grad loss(p) + w p + c + mu (p - anchor)
+        g = clip(grad loss(p)) + w p + c + mu (p - anchor)
         v = momentum v + g
         p = clamp(p - lr v)
 
@@ -49,13 +52,13 @@ def fit(
     # Batch statistics have no gradients; training steps write into their copies below.
     frozen_stats = {
         name: request.params[name]
-        for name in task.batch_stat_names
+        for name in task.info.batch_stat_names
         if name not in request.trainable
     }
     request = without_batch_stats(task, request)
     losses = request.loss or task.losses
     params = {name: task.channels_last(value) for name, value in request.params.items()}
-    params |= {name: params[name].clone() for name in task.batch_stat_names}
+    params |= {name: params[name].clone() for name in task.info.batch_stat_names}
     anchor = dict(request.proximal.anchor) if request.proximal else {}
     velocity = {name: torch.zeros_like(params[name]) for name in request.trainable}
     for step in range(int(plan.steps[0])):
@@ -65,7 +68,7 @@ def fit(
         y = split.y[rows].to(task.device)
         for repetition in range(request.steps_per_batch):
             context: Params = {}
-            if task.has_train_mode:
+            if task.info.has_train_mode:
                 key = dropout_keys[step * request.steps_per_batch + repetition, 0]
                 context = task.step_context(key, torch.tensor(count))
             with torch.enable_grad():
@@ -74,6 +77,10 @@ def fit(
                 }
                 loss = losses({**params, **leaves, **context}, x, y, request.aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
+            if training.max_grad_norm:
+                norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+                factor = (training.max_grad_norm / norm.clamp(min=MIN_NORM)).clamp(max=1.0)
+                gradients = tuple(factor * g for g in gradients)
             for name, g in zip(request.trainable, gradients, strict=True):
                 p = params[name]
                 if training.weight_decay:
@@ -93,7 +100,7 @@ def fit(
             for name in request.trainable:
                 anchor[name] = anchor[name] + anchor_lr * (params[name] - anchor[name])
     # The proximal term does not apply to batch statistics: their anchor is their value.
-    anchor |= {name: params[name] for name in task.batch_stat_names if name in anchor}
+    anchor |= {name: params[name] for name in task.info.batch_stat_names if name in anchor}
     params |= frozen_stats
     return {name: value.contiguous() for name, value in params.items()}, anchor
 
@@ -120,5 +127,5 @@ def fit_each(
 
 def without_batch_stats(task: Network, request: LocalTrainRequest) -> LocalTrainRequest:
     """Return the request with batch statistics removed from the trainable parameters."""
-    trainable = tuple(name for name in request.trainable if name not in task.batch_stat_names)
+    trainable = tuple(name for name in request.trainable if name not in task.info.batch_stat_names)
     return replace(request, trainable=trainable)

@@ -27,6 +27,7 @@ from equipoise.utils.errors import UsageError, nearest
 
 SERVER = "server"
 """The name of the file in a folder (or table in Python) that holds the server's own rows."""
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 
 
 # ------------------------------------------------------------------------- tables of all clients
@@ -148,7 +149,8 @@ def _read_folder(path: Path) -> tuple[ClientTables, list[Diagnostic]]:
     clients: dict[str, Table] = {}
     server = None
     diagnostics: list[Diagnostic] = []
-    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in READERS):
+    suffixes = {*READERS, *SPREADSHEETS}
+    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes):
         client = file.stem
         try:
             table = read_table(file)
@@ -236,6 +238,11 @@ def read_table(path: Path, client_column: str = "") -> Table:
         UsageError: If the file cannot be read.
     """
     suffix = path.suffix.lower()
+    if suffix in SPREADSHEETS:
+        raise UsageError(
+            f"'{path}' is a spreadsheet: save each sheet as 'CSV UTF-8' (File, Save as) and give "
+            "that file"
+        )
     if suffix not in READERS:
         raise UsageError(f"'{path}' is neither .csv nor .parquet")
     return READERS[suffix](path, client_column)
@@ -244,7 +251,7 @@ def read_table(path: Path, client_column: str = "") -> Table:
 def table_from_values(
     values: TableLike, source: str = "the table", client_column: str = ""
 ) -> Table:
-    """Convert a pandas or Arrow table, or a mapping of column names to values.
+    """Convert a table of pandas, polars, Arrow or the like, or a mapping of names to values.
 
     Args:
         values: The table; a `Table` is returned as it is.
@@ -259,6 +266,8 @@ def table_from_values(
     """
     if isinstance(values, Table):
         return values
+    if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
+        values = pa.table(values)  # polars and other frames; pandas has its own types
     if hasattr(values, "column_names"):
         pairs = [(name, values.column(i)) for i, name in enumerate(values.column_names)]
         read: Callable[[ArrowArray, str], Column] = _column_from_arrow

@@ -25,6 +25,7 @@ from equipoise.data.tabular.diagnostics import Diagnostic, raise_problems
 from equipoise.data.tabular.exchange import FittedColumns, compute_statistics, fit_columns
 from equipoise.data.tabular.io import SERVER
 from equipoise.data.tabular.preprocessing import Preprocessor, fit_client_scale
+from equipoise.data.tabular.sanity import check_duplicates
 from equipoise.data.tabular.statistics import ClientStatistics
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, parse_target
@@ -107,11 +108,18 @@ def prepare_tables(
             assignment = _assign(tables, config, rng)
     messages, upload_bytes = _compute_messages(tables, spec, assignment, config)
     fitted = fit_columns(messages, spec, config)
-    return PreparedTables(tables, fitted, assignment, (*found, *fitted.diagnostics), upload_bytes)
+    found += fitted.diagnostics
+    if assignment is not None and spec is not None:
+        names = [*(encoder.name for encoder in fitted.encoders), *spec.columns]
+        splits = assignment.splits
+        owners = list(tables.clients.values())
+        if "test" in splits:
+            found += check_duplicates(owners, names, splits["train"].rows, splits["test"].rows)
+    return PreparedTables(tables, fitted, assignment, tuple(found), upload_bytes)
 
 
 def build_federation(
-    tables: ClientTables, config: TableConfig, rng: np.random.Generator
+    tables: ClientTables, config: TableConfig, rng: np.random.Generator, for_trees: bool = False
 ) -> TabularFederation:
     """Split the rows of all clients, fit the preprocessor to training rows, and transform all.
 
@@ -119,6 +127,7 @@ def build_federation(
         tables: The raw tables of all clients, with the same columns.
         config: Options of tables.
         rng: Draws the splits.
+        for_trees: Whether the model is made of trees, see `Preprocessor`.
 
     Raises:
         UsageError: If tables cannot be used; all problems are listed.
@@ -131,7 +140,10 @@ def build_federation(
     assert assignment is not None
     tables = prepared.tables
     preprocessor = msgspec.structs.replace(
-        preprocessor, clients=tables.names, served_by=tuple(tables.served_by.items())
+        preprocessor,
+        clients=tables.names,
+        served_by=tuple(tables.served_by.items()),
+        for_trees=for_trees,
     )
     if config.standardise == "client":
         scales = [
@@ -191,12 +203,12 @@ def _compute_messages(
         if server is None:
             pooled = concat_tables(list(tables.clients.values()))
             server = pooled.take(np.sort(assignment.server_holdout))
-        return [compute_statistics(SERVER, server, spec)], 0
+        return [compute_statistics(SERVER, server, spec, config)], 0
     train_rows: Sequence[Ints | None] = [None] * len(tables.clients)
     if assignment is not None:
         train_rows = _train_rows(tables, assignment)
     messages = [
-        compute_statistics(client, table, spec, rows)
+        compute_statistics(client, table, spec, config, rows)
         for (client, table), rows in zip(tables.clients.items(), train_rows, strict=True)
     ]
     return messages, sum(len(to_json(message).encode()) for message in messages)

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from equipoise.data.tabular.columns import Column
 from equipoise.data.tabular.dates import FORMATS, Floats
+from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record
 
 T = TypeVar("T", str, float)
 Count = Annotated[int, Meta(ge=0)]
 
 HISTOGRAM_DIGITS = 3  # significant digits of the bins of a histogram
+MAX_MAGNITUDE = 1e100  # of a number in a table; sums of squares of more would overflow
 MAX_COUNTED_TEXTS = 1000  # distinct texts of a column that a client counts one by one
 EXACT_POWERS = np.array(
     [float(10**k) for k in range(23)]
@@ -146,6 +148,20 @@ class ColumnStatistics(Record, frozen=True):
         return float(np.clip((low + high) / 2, mean - std, mean + std))
 
 
+class Association(Record, frozen=True):
+    """How far one column of one client decides the target; see `sanity.associations`.
+
+    Attributes:
+        column: The input column.
+        label: The class that is told from all others; empty where a number is predicted.
+        sums: Sums over rows or pairs of rows; those of all clients are added.
+    """
+
+    column: str
+    label: str
+    sums: tuple[float, ...]
+
+
 class ClientStatistics(Record, frozen=True):
     """The message that a client sends before round 1.
 
@@ -155,12 +171,18 @@ class ClientStatistics(Record, frozen=True):
         target: Statistics of the target (for survival: time and event) in all of its rows,
             because the names of classes must be complete.
         train_target: Moments of the target in its training rows.
+        associations: How far each input column alone decides the target.
+        num_classes: The number of classes among its rows; 0 if no classes are predicted.
+        num_shared_rows: Test rows that equal a training row, where the client has both.
     """
 
     client: str
     columns: tuple[ColumnStatistics, ...]
     target: tuple[ColumnStatistics, ...]
     train_target: Moments = Moments()
+    associations: tuple[Association, ...] = ()
+    num_classes: Count = 0
+    num_shared_rows: Count = 0
 
 
 def moments(values: Floats) -> Moments:
@@ -182,9 +204,21 @@ def column_statistics(
         column: The cells.
         origin: In a pool of small clients, the client of each row `[n]`: numbers are distinct if
             they are so at the client that wrote them.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        UsageError: If a number is larger than `MAX_MAGNITUDE`.
     """
     is_number = ~np.isnan(column.numbers)
     numbers = column.numbers[is_number]
+    largest = float(np.abs(numbers).max(initial=0.0))
+    if largest > MAX_MAGNITUDE:
+        raise UsageError(
+            f"column '{name}' has the number {largest:g}: its square is beyond measure; correct "
+            "it, or leave the column out with --ignore-columns"
+        )
     values, value_counts = np.unique(numbers, return_counts=True)
     num_unique = len(values)
     num_pairs = len(numbers) * (len(numbers) - 1) // 2
