@@ -122,7 +122,7 @@ class Studio:
             values["histograms"] = await run_in_threadpool(tables_view.histograms, path, site)
             chosen = {"path": str(path), "client_column": site, "target": target}
             values["next"] = f"/new?{urlencode(chosen)}"
-        return self.render("table.html.j2", **values)
+        return self.render("table.html.j2", 200, **values)
 
     async def _describe(self, path: Path, site: str, target: str) -> CommandResult:
         arguments = ["data", "describe", "--json", "--task", "tables", "--data", str(path)]
@@ -356,7 +356,7 @@ class Studio:
 
     def _folder_of(self, request: Request) -> Path:
         """Return the folder of a run, which a job that has just started may not have made yet."""
-        name = request.path_params["name"]
+        name = str(request.path_params["name"])
         folder = self.paths.runs / name
         if not folder.exists() and self.jobs.latest(folder) is not None:
             return folder

@@ -128,7 +128,7 @@ def _texts(column: Column, count: int) -> list[str]:
 
 def _site_columns(table: Table) -> tuple[str, ...]:
     """Return columns with few repeated values; those with a telling name first."""
-    likely = []
+    likely: list[tuple[bool, bool, int, str]] = []
     for name, column in table.columns.items():
         _, values = column.labels
         if 2 <= len(values) <= min(MAX_SITE_NAMES, max(2, len(table) // 4)):
