@@ -23,7 +23,7 @@ from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError, nearest
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
-"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
+"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model."""
 
 
 def from_datasets(
@@ -130,16 +130,19 @@ def from_texts(
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run's first model comes from; ``fresh`` if the run's seed is to draw it layer by layer."""
+    """Where a run's first model comes from.
+
+    Attributes:
+        make: Builds the module from the shape of a sample and the number of classes.
+        fresh: Whether the run's seed draws the parameters of its layers.
+    """
 
     make: Callable[[tuple[int, ...], int], nn.Module]
     fresh: bool
 
     def module(self, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(
-                seed
-            )  # a function that builds a module draws what the run's seed says
+            torch.manual_seed(seed)  # for the random numbers of the function that builds it
             return self.make(shape, classes)
 
 
@@ -152,7 +155,7 @@ def _start(model: Model, fresh: bool) -> _Start:
 
 
 def _arrays(part: Any, where: str) -> tuple[Any, Any]:
-    """Arrays of a pair, or of a torch data set that is read to its end."""
+    """Convert a pair, or a torch data set that is read to its end, to arrays."""
     if not (isinstance(part, tuple | list) and len(part) == 2):
         try:
             pairs = [part[i] for i in range(len(part))]
@@ -162,18 +165,20 @@ def _arrays(part: Any, where: str) -> tuple[Any, Any]:
             ]
         except (TypeError, KeyError, IndexError, ValueError, NotImplementedError) as error:
             raise UsageError(
-                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: {error}"
+                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: "
+                f"{error}"
             ) from error
     x, y = (to_numpy(value) for value in part)
     if not x.ndim or x.dtype.kind not in "fiub":
         raise UsageError(f"{where} has samples of type {x.dtype}: they must be numbers")
     if y.ndim == 1 and (len(x) != len(y) or not len(y)):
         raise UsageError(
-            f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, and some"
+            f"{where} has {len(x)} samples and {len(y)} labels: it needs samples, each with a label"
         )
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UsageError(
-            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be whole numbers 0, 1, …"
+            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be whole numbers "
+            "0, 1, …"
         )
     if np.issubdtype(x.dtype, np.floating):
         x = x.astype(np.float32)
@@ -181,7 +186,7 @@ def _arrays(part: Any, where: str) -> tuple[Any, Any]:
 
 
 def to_numpy(value: Any) -> NDArray[Any]:
-    """Samples or labels as they come, as an array."""
+    """Convert samples or labels to an array; tensors may be on any device."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value
