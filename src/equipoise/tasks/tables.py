@@ -170,7 +170,7 @@ SPEC = TaskSpec(
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear", "cnn1d", TREES),
     build=build,
-    patience=25,
+    patience=10,
 )
 
 
