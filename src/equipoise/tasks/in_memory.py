@@ -25,6 +25,9 @@ from equipoise.utils.errors import UsageError, nearest
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
 """A module, a function ``(shape of a sample, classes) -> module``, or the name of a model."""
 
+DATASET_TRAINING = TrainingConfig(epochs=1, lr=0.05, batch_size=32)
+"""Defaults for the user's own networks, which are not regularised unless asked."""
+
 
 def from_datasets(
     clients: Mapping[str, Any] | Iterable[Any],
@@ -75,7 +78,7 @@ def from_datasets(
         task = ExamplesTask(name, module, data, training, fresh=start.fresh)
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
-    defaults = training or own.SPEC.training
+    defaults = training or DATASET_TRAINING
     return TaskSpec(
         name, "a task made in Python", UserRowShares, defaults, (), build, in_python=True
     )
