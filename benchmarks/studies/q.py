@@ -181,6 +181,39 @@ def synq(tau: int) -> Kept:
     }
 
 
+def period(eta: float, tau: int) -> Kept:
+    """FedSynQ's error against tau where there is a trade-off: random first tables, T = 250.
+
+    Beside the error: whether tau is within the theory's condition at this eta.
+    """
+    mdp = garnet(0, 5, 3, 5)
+    problem = tabular_q.TabularProblem([mdp], 20)
+    errors = curve(problem, "equal", eta, tau, 250, sims=50)
+    longest = theory.max_tau(eta, mdp.gamma, 20)
+    found = summary(errors[-1])
+    return {"sims": 50, "T": 250, "seed": SEED, "longest": longest, "rounds": 250 // tau, **found}
+
+
+def exponent(along: str, value: float) -> Kept:
+    """Local steps until max |Q - Q*| <= 0.3, at the fastest of 27 rates, along one parameter."""
+    gamma = value if along == "gamma" else 0.8
+    states = int(value) if along == "size" else 6
+    mdp = garnet(5, states, 2, 3, gamma)
+    if along == "mixing":
+        stay = np.eye(states)[:, None, :]
+        mdp = make_mdp(value * stay + (1.0 - value) * mdp.P, mdp.R, gamma)
+    policies = None if along == "gamma" else preferred_action_policies(mdp, 4, 1.0)
+    problem = tabular_q.TabularProblem([mdp], 4, policies)
+    rule = "equal" if along == "gamma" else "importance"
+    found = fastest(problem, rule, 10, q_page.LONGEST, 0.3 * (1.0 - gamma), 10)
+    out: Kept = {"K": 4, "tau": 10, "target": 0.3, **found}
+    out["steps"] = found["rounds"] and 10 * found["rounds"]
+    if policies is not None:
+        cover = theory.coverage(mdp, policies)
+        out |= {"mu_avg": cover.mu_avg, "t_mix": cover.t_mix}
+    return out
+
+
 def fades(gamma: float, K: int) -> Kept:
     """FedSynQ's error against K at the best rate, for several horizons 1 / (1 - gamma): T = 500,
     tau = 5.
@@ -338,6 +371,7 @@ EXPERIMENTS: dict[str, Callable[..., Kept]] = {
     "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope,
     "bytes": communication, "het": heterogeneity, "coverage": partial_coverage,
     "straggler": straggler, "env": environment, "tables": tables, "synq": synq, "fades": fades,
+    "period": period, "exponent": exponent,
 }  # fmt: skip
 
 
@@ -361,6 +395,9 @@ def cells(results: Results) -> list[Cell]:
         found += of("slope", method=[method], K=(4,), T=[t for t in Ts if t != T])
     found += of("tables", rule=PAPER_RATE)
     found += of("synq", tau=q_page.SYNQ_TAUS)
+    found += of("period", eta=q_page.PERIOD_RATES, tau=q_page.SYNQ_TAUS)
+    for along, values in q_page.EXPONENTS.items():
+        found += of("exponent", along=(along,), value=values)
     found += of("fades", gamma=(0.5, 0.9, 0.97), K=q_page.FADING)
     found += grid(refined_options, experiment=["refined"], K=q_page.REFINED, samples=(32,))
     found += grid(refined_options, experiment=["refined"], K=(4,), samples=(8, 128))

@@ -161,7 +161,11 @@ def world_of(name: str) -> tuple[str, dict[str, Any], Method, Task]:
     raise AssertionError(f"none of {WORLDS} suits {name}")
 
 
-@pytest.mark.parametrize("name", sorted(all_methods().keys() - SUPERVISED.keys()))
+AGENTS = {name for name, method in all_methods().items() if method.family == "agents"}
+"""Trees travel in tests/trees."""
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
 def test_learners_that_are_agents_travel_too(name: str, tmp_path: Path) -> None:
     world, small, method, task = world_of(name)
     loop = simulate(method, task, ROUNDS, "loop")

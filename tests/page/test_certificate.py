@@ -12,8 +12,7 @@ from equipoise.experiment.certificate import certify
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedopt import FedAvgM
-from equipoise.methods.page.config import absolute_epochs, absolute_lr
-from equipoise.methods.page.page import Page
+from equipoise.methods.page.page import Page, absolute_epochs, absolute_lr
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 

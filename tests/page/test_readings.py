@@ -8,8 +8,7 @@ from torch import Tensor
 
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.methods.fedavg import FedAvg
-from equipoise.methods.page.config import ERROR_OFFSET, MIN_LOSS, VARIANTS
-from equipoise.methods.page.page import Page
+from equipoise.methods.page.page import ERROR_OFFSET, MIN_LOSS, VARIANTS, Page
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}

@@ -11,17 +11,16 @@ from torch import Tensor
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.core import ClientUpdate, Server
 from equipoise.methods.page import agents
-from equipoise.methods.page import config as page_config
+from equipoise.methods.page import page as page_config
 from equipoise.methods.page.agents import SERVER_UPDATES, SetPolicy
-from equipoise.methods.page.config import MIN_LOSS, NOISE_DECAY_ROUNDS
-from equipoise.methods.page.page import Page
+from equipoise.methods.page.page import MIN_LOSS, NOISE_DECAY_ROUNDS, Page
 from equipoise.rl import ddpg
 from equipoise.rl.nn import add_to_buffer, unflatten
 from equipoise.utils.pytree import tree_bytes
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
-PAPER: dict[str, Any] = {**SHORT, "reading": "paper"}
+PAPER: dict[str, Any] = {**SHORT, "reading": "paper", "agents": "shared"}
 CONFIG = SetPolicy(Page(**PAPER)).agent_config(ddpg.Config())
 
 
@@ -259,7 +258,7 @@ def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
 def test_chance_decides_in_the_box_until_the_agent_has_learned() -> None:
     """The warm-up is over, but too few transitions came up to learn from."""
     task = small_task()
-    early = simulate(Page(warmup=1, window=0, reading="paper"), task, 8, seed=5)
+    early = simulate(Page(warmup=1, window=0, reading="paper", agents="shared"), task, 8, seed=5)
     spent = torch.tensor(
         [epochs for log in early.logs for epochs in log.decisions["epochs"]]
     ).double()
@@ -349,7 +348,7 @@ def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
 
 
 def test_noise_fades_over_the_run_and_in_the_box_as_in_the_paper() -> None:
-    box = Page(warmup=10, reading="paper").client_policy
+    box = Page(warmup=10, reading="paper", agents="shared").client_policy
     assert [
         box.noise_std(t, 900)
         for t in (1, 10, 10 + NOISE_DECAY_ROUNDS // 2, 10 + NOISE_DECAY_ROUNDS, 800)

@@ -12,11 +12,17 @@ pytest.importorskip("numba")
 pytest.importorskip("pyarrow")
 
 from equipoise.cli import main
-from equipoise.core import TrainingConfig
+from equipoise.core import ClientUpdate, LocalTrainRequest, RngContext, TrainingConfig
 from equipoise.data.tabular import tables_from_values
 from equipoise.data.tabular.io import align_tables
+from equipoise.data.transforms import MISSING_INPUT
+from equipoise.experiment.model_files import read_model
+from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods.fedtrees import FedTrees
 from equipoise.methods.local import Local
+from equipoise.records.run_dir import Folder
+from equipoise.simulation.attacks import with_attack
+from equipoise.simulation.executors import Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.tables import TableLearningConfig, task_from_tables
 from equipoise.tasks.trees import TreesTask
@@ -25,6 +31,7 @@ from equipoise.trees.ensemble import TREE, Trees
 from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.secure_aggregation import with_secure_aggregation
+from flower.test_remote import Here
 from helpers import largest_difference, timeless
 
 SIZES = {"north": 150, "south": 90, "east": 120, "west": 60}
@@ -303,3 +310,87 @@ def test_a_network_with_fedtrees_is_refused(tmp_path, capsys):
     write_sites(data)
     assert call(data, tmp_path / "run", "binary", "--model", "mlp") == 2
     assert "--model trees" in capsys.readouterr().err
+
+
+# --- what a server can check, and sites that are apart
+
+
+def test_sums_that_no_rows_have_are_refused():
+    task = make_task()
+    simulated = simulation(task)
+    for _ in range(4):
+        simulated.run_round()
+    method = FedTrees()
+    sent = simulated.params
+    ids = torch.arange(4)
+    stack = {name: value.expand(4, *value.shape) for name, value in sent.items()}
+    aux = {"statistics": torch.ones(4)}
+    request = LocalTrainRequest(stack, ids, ids, aux=aux)
+    honest = task.fit_stack(ids, request, {}, RngContext(0, 5, task.info.training))[0]
+    assert method.check_updates(sent, ClientUpdate({}, honest)) == {}
+    reasons = {
+        "whole": lambda sums: sums[1, ..., 2].add_(0.5),
+        "below 0": lambda sums: sums[1, ..., 2].mul_(-1),
+        "larger than": lambda sums: sums[1, ..., 0].mul_(-10),
+        "same rows": lambda sums: sums[1, 0, 0, 0].add_(torch.tensor([0.0, 0.0, 1.0])),
+        "more rows than any": lambda sums: sums[1].mul_(50),
+    }
+    for reason, lie in reasons.items():
+        sums = honest["sums"].clone()
+        lie(sums)
+        found = method.check_updates(sent, ClientUpdate({}, {"sums": sums}))
+        assert list(found) == [1]
+        assert reason in found[1]
+
+
+@pytest.mark.parametrize("attack", ["flip", "scaled", "noise", "constant", "huge"])
+def test_a_lying_client_is_named_and_left_out(attack):
+    task = make_task()
+    rounds = FedTrees().num_rounds(1, task.tree_options)
+    schedule = RoundLoopConfig(rounds, 0, 1.0, "stacked", 4, True)
+    make = with_attack(Stacked, f"{attack}:0.2")
+    simulated = FederatedSimulation(FedTrees(), task, task.info.training, schedule, make)
+    logs = run(simulated)
+    grown = [log for log in logs if 3 <= log.round < logs[-1].round]
+    assert all(len(log.rejected) == 1 for log in grown)
+
+
+def test_sites_that_are_apart_grow_the_same_trees(tmp_path):
+    """Nodes that answer messages give the bits of a simulation."""
+    task = make_task()
+    method = FedTrees(personal_trees="2")
+    loop = simulation(task, method, "loop")
+    logs = run(loop)
+    wire = Here(method, task, tmp_path, of="tables", more={**SMALL, **KINDS["binary"]})
+
+    def make(*about):
+        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, min_replies=1)
+
+    schedule = RoundLoopConfig(loop.schedule.num_rounds, 0, 1.0, "loop", 4, True)
+    remote = FederatedSimulation(method, task, task.info.training, schedule, make)
+    for log in run(remote):
+        assert not log.absent
+    assert remote.rounds_done == len(logs)
+    assert largest_difference(loop.params, remote.params) == 0
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass"])
+def test_the_module_and_its_onnx_file_predict_as_the_kernels_do(tmp_path, kind):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    data = tmp_path / "sites"
+    out = tmp_path / "run"
+    write_sites(data)
+    assert call(data, out, kind, "--personal-trees", "2") == 0
+    for more in ([], ["--client", "1"]):
+        file = tmp_path / f"model{len(more)}.onnx"
+        words = ["export", str(out), "--format", "onnx", "--out", str(file), *more]
+        assert main(words) == 0
+        task = make_task(kind)
+        x, _ = task.data.server("test")
+        x = torch.cat([x, torch.tensor([[MISSING_INPUT, 3.0, 0.0], [0.0, 77.0, MISSING_INPUT]])])
+        params = read_model(Folder(out), 1 if more else None)
+        expected = task.forward(params, x)
+        assert bool((params["categories"] > 0).any())
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        found = torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
+        np.testing.assert_allclose(found.double().numpy(), expected.numpy(), atol=1e-5)

@@ -4,7 +4,7 @@ One character is changed, the file is cut, or it is deleted. A command must then
 that names a file, or give the same result as without the damage. A different result, a traceback
 or several lines are failures.
 
-``PYTHONPATH=tests python -m trust.corruption --cases 2000`` prints one line; the exit code is 1 if
+``PYTHONPATH=tests python -m trust.corruption --cases 4000`` prints one line; the exit code is 1 if
 one case failed. With ``--add FILE`` the counts are added to those of earlier sittings. Everything
 runs in this process; reports are compared as the data that they draw.
 """
@@ -264,4 +264,4 @@ def sitting(cases: int, minutes: float, seed: int) -> Corrupted:
 
 
 if __name__ == "__main__":
-    sit(Corrupted, sitting, wanted=2000, minutes=30.0, about=__doc__)
+    sit(Corrupted, sitting, wanted=4000, minutes=30.0, about=__doc__)

@@ -1,7 +1,7 @@
 """Messages that somebody spoiled, a million of them: each is refused in words, or is sound in every
 number.
 
-``PYTHONPATH=tests python -m trust.fuzz --messages 1000000`` prints one line; the exit code is 1 if
+``PYTHONPATH=tests python -m trust.fuzz --messages 2000000`` prints one line; the exit code is 1 if
 one message ended in another way. With ``--add FILE`` what it found is added to what the file says
 of earlier sittings. Spoiled are bytes, lengths, the header (names, types, shapes, places), what the
 message says of itself, and numbers. Four of five are replies as the server reads them, the others
@@ -259,4 +259,4 @@ def fuzz(messages: int, minutes: float, seed: int) -> Spoiled:
 
 if __name__ == "__main__":
     logging.disable()
-    sit(Spoiled, fuzz, wanted=1_000_000, minutes=60.0, about=__doc__)
+    sit(Spoiled, fuzz, wanted=2_000_000, minutes=60.0, about=__doc__)

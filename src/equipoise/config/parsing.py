@@ -6,7 +6,7 @@ from typing import Any
 
 from equipoise.config import schedules
 from equipoise.config.schedules import Schedule
-from equipoise.config.schema import Constraint, OptionType, invalid_value_message
+from equipoise.config.schema import AUTO, Constraint, OptionType, invalid_value_message
 from equipoise.utils.errors import UsageError
 
 
@@ -22,6 +22,8 @@ def parse(name: str, text: str, kind: OptionType, rule: Constraint) -> Any:
     Raises:
         UsageError: If the text is not a value of this type.
     """
+    if rule.auto and text == AUTO:
+        return 0
     if kind.type is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:

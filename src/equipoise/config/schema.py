@@ -16,6 +16,8 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 from equipoise.config.schedules import Schedule, Scheduled
 from equipoise.utils.errors import UsageError, nearest
 
+AUTO = "auto"
+"""The text that options with `auto` take for 0."""
 MAX_WHOLE_NUMBER = 2**53
 """Largest whole number of any option: the largest that JSON keeps exactly."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -31,6 +33,8 @@ class Constraint:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    auto: bool = False
+    """Whether the text `auto` is valid for a number; it is stored as 0."""
 
     def allows(self, value: Any) -> bool:
         """Tell whether a value is within the bounds."""
@@ -77,6 +81,7 @@ def option(
     above: float | None = None,
     below: float | None = None,
     choices: Iterable[str] = (),
+    auto: bool = False,
 ) -> Any:
     """Declare an option of a typed config.
 
@@ -88,13 +93,14 @@ def option(
         above: Exclusive lower bound.
         below: Exclusive upper bound.
         choices: Valid texts.
+        auto: Whether the text `auto` is valid for a number; it is stored as 0.
 
     Returns:
         A dataclass field.
     """
     return field(
         default=default,
-        metadata={"rule": Constraint(help, low, high, above, below, tuple(choices))},
+        metadata={"rule": Constraint(help, low, high, above, below, tuple(choices), auto)},
     )
 
 
@@ -145,9 +151,8 @@ def describe_expected(kind: OptionType, rule: Constraint) -> str:
     if rule.choices:
         return rule.bounds_text
     words = TYPE_NAMES.get(kind.type, f"of type {getattr(kind.type, '__name__', kind.type)}")
-    return (
-        f"{words}{' of' if rule.bounds_text.startswith('at ') else ''} {rule.bounds_text}".rstrip()
-    )
+    bounds = f"{' of' if rule.bounds_text.startswith('at ') else ''} {rule.bounds_text}"
+    return f"{words}{bounds}".rstrip() + (f", or {AUTO}" if rule.auto else "")
 
 
 def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
@@ -178,7 +183,8 @@ class Options:
             kind = known[item.name]
             rule = constraint_of(item)
             value = getattr(self, item.name)
-            plain = _converted(kind, value)
+            plain = 0 if rule.auto and value == AUTO else value
+            plain = _converted(kind, plain)
             if plain is MISSING or not _allowed(kind, rule, plain):
                 found.append(invalid_value_message(item.name, value, kind, rule))
             elif plain is not value:

@@ -39,6 +39,9 @@ class TrainingConfig(Options):
     momentum: Scheduled[float] = option(
         0.0, "momentum of local SGD, started anew each round", low=0, below=1
     )
+    max_grad_norm: float = option(
+        0.0, "largest norm of a local gradient, longer ones are scaled down; 0 for none", low=0
+    )
 
 
 @message

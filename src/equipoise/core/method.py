@@ -61,7 +61,9 @@ class Capabilities:
             (agents that are rewarded then).
         runs_trial_training: Clients also train on trial, beside what they decided, so that no
             deadline can be met by deciding less.
+        needs_server_data: The server evaluates models on rows of its own.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
+        uploads_vary: Uploads have other names or shapes in other rounds.
     """
 
     aggregates_by_sum: bool = False
@@ -69,7 +71,9 @@ class Capabilities:
     needs_common_start: bool = False
     needs_same_round_replies: bool = False
     runs_trial_training: bool = False
+    needs_server_data: bool = False
     learner_kind: str = "gradient"
+    uploads_vary: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,10 @@ class Method(Options):
                 f"{self.name} treats backbone and head differently, but the model of task "
                 f"'{task.info.name}' is one layer: choose a deeper one (--model mlp)"
             )
+
+    def warnings(self, task: Task, num_rounds: int) -> tuple[str, ...]:
+        """Return sentences about surprising but valid options, shown before the run starts."""
+        return ()
 
     def num_rounds(self, asked: int, task: Options) -> int:
         """Return the number of rounds of a run.
@@ -244,6 +252,18 @@ class Method(Options):
             server's state.
         """
         return weights_by_num_examples(server.task, ids), server.state
+
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Find updates that no honest client can send, beyond `report_ranges`.
+
+        Args:
+            sent: The global model that was sent.
+            updates: Uploads of K clients.
+
+        Returns:
+            Row of each such client in the stack, with the reason.
+        """
+        return {}
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params

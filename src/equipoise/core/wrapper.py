@@ -130,6 +130,10 @@ class DelegatingMethod(Method):
         state = self.inner.learn(server.scoped("base"), ids, updates)
         return {**server.state, "base": state}
 
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Forward to the inner method."""
+        return self.inner.check_updates(sent, updates)
+
     def num_rounds(self, asked: int, task: Options) -> int:
         """Return the number of rounds that the inner method plans."""
         return self.inner.num_rounds(asked, task)

@@ -35,7 +35,7 @@ from equipoise.environments.tabular_mdp import (
     make_mdp,
     perturb,
 )
-from equipoise.environments.theory import coverage, occupancy
+from equipoise.environments.theory import Coverage, coverage, occupancy
 from equipoise.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class TabularTask(RLTask):
     def summary(self, params: Params) -> State:
         """Return the final error over simulations and the coverage that the theory depends on."""
         errors = self._max_errors(params["q"], torch.from_numpy(self.mdp.q_star))
-        cover = coverage(self.mdp, self.policies)
+        cover = self.coverage
         return {
             "error": float(errors.mean()),
             "error_std": float(errors.std(correction=0)),
@@ -258,6 +258,11 @@ class TabularTask(RLTask):
                 "t_mix": cover.t_mix if np.isfinite(cover.t_mix) else None,
             },
         }
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """How the agents' trajectories cover the state-action space."""
+        return coverage(self.mdp, self.policies)
 
     @cached_property
     def _q_stars(self) -> Tensor:

@@ -280,7 +280,7 @@ class RemoteExecutor(Executor):
         self, round: int, splits: tuple[str, ...], id: Tensor, message: ServerMessage
     ) -> State:
         """Return a reply with the expected names and shapes, from a trial round on the server."""
-        if splits not in self._expected:
+        if splits not in self._expected or self.method.capabilities.uploads_vary:
             held = index(
                 init_client_states(self.method, self.task, id, self._initial, keeps_local=True), 0
             )

@@ -26,7 +26,7 @@ from equipoise.core import (
     option,
 )
 from equipoise.methods.page import agents
-from equipoise.methods.page.config import absolute_epochs, absolute_lr
+from equipoise.methods.page.page import absolute_epochs, absolute_lr
 from equipoise.rl import ddpg
 from equipoise.utils.errors import UsageError
 

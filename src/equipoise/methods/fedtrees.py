@@ -34,8 +34,9 @@ from equipoise.core import (
 from equipoise.trees import binning, interface
 from equipoise.trees.arrays import Flags
 from equipoise.trees.config import TreeOptions
-from equipoise.trees.ensemble import LEVEL, OWN_NAMES, STAGE, TREE, Trees
+from equipoise.trees.ensemble import LEVEL, NO_FEATURE, OWN, OWN_NAMES, STAGE, TREE, Trees
 from equipoise.trees.interface import TreeTask, require_trees
+from equipoise.trees.validation import impossible_sums
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
@@ -64,6 +65,7 @@ class FedTrees(Method):
         aggregates_by_sum=True,
         needs_previous_model=True,
         needs_same_round_replies=True,
+        uploads_vary=True,
     )
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
@@ -112,7 +114,12 @@ class FedTrees(Method):
 
     def receive(self, client: Client) -> tuple[Params, State]:
         """Take the common trees, without own ones."""
-        return dict(client.message.params), client.state
+        received = dict(client.message.params)
+        for name in OWN_NAMES:  # they are not sent
+            received[name] = torch.full_like(
+                received[name], NO_FEATURE if name == f"{OWN}feature" else 0.0
+            )
+        return received, client.state
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Add own trees, if the common ones are complete."""
@@ -163,6 +170,14 @@ class FedTrees(Method):
         """Sum what clients sent."""
         return {name: value.sum(0) for name, value in updates.extra.items()}
 
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Find histograms that no rows can have."""
+        if "sums" not in updates.extra:
+            return {}
+        num_categories = sent["num_categories"].numpy().astype(np.int64)
+        is_used = binning.used_bins(sent["edges"].numpy(), num_categories)
+        return impossible_sums(updates.extra["sums"].numpy(), is_used, *sent["limits"].tolist())
+
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """Choose bins, or split the open nodes, and go on to the next stage, tree or level."""
         task = require_trees(self, server.task)
@@ -173,6 +188,10 @@ class FedTrees(Method):
         stage = int(progress[STAGE])
         if stage in interface.BIN_STAGES:
             state = self._apply_counts(task, params, state, sums)
+            everybody = torch.arange(server.task.info.num_clients)
+            most = float(server.task.num_examples(everybody).max())
+            limits = [task.boosting.max_gradient, task.boosting.max_hessian, most]
+            params["limits"] = torch.tensor(limits, dtype=torch.float64)
         elif stage == interface.GROW:
             state = self._apply_histograms(server, task, params, state, sums)
         elif stage == interface.OWN_TREES:

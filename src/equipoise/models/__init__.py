@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from torch import nn
 
 from equipoise.models.blocks import blocks_of, check_trainable, with_head
@@ -32,7 +33,7 @@ def trees(shape: tuple[int, ...], outputs: int) -> nn.Module:
     from equipoise.trees.ensemble import TreeEnsemble, empty_params
 
     smallest = TreeOptions(trees=1, tree_depth=1, tree_bins=2)
-    return TreeEnsemble(outputs, empty_params(shape[0], 1, smallest, 1, 0))
+    return TreeEnsemble(outputs, empty_params(np.zeros(shape[0], np.int64), 1, smallest, 1))
 
 
 MODELS: dict[str, Build] = {

@@ -13,6 +13,7 @@ that the manifest knows.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from equipoise.utils.record import Record, from_json
 MANIFEST_FILE = "manifest.json"
 LOG_SUFFIX = ".jsonl"
 """Files with this suffix grow: the manifest has the digest of their first bytes."""
+CHECKSUM_KEY = b', "crc": '
+"""Start of the last entry of a line of a log: the CRC-32 of the text before it."""
 READ_BLOCK_BYTES = 2**20  # bytes that are hashed at once
 
 Content: TypeAlias = str | bytes | Callable[[Path], None]
@@ -112,9 +115,19 @@ class CheckedFolder:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        """Refuse a path that no file system can have."""
+        if "\0" in str(self.path):
+            raise UsageError(f"the folder {str(self.path)!r} has a NUL character in its name")
+
     def file(self, name: str) -> CheckedFile:
         """Return a file by its path relative to the folder."""
         return CheckedFile(self, name)
+
+    @property
+    def decision(self) -> CheckedFile:
+        """Scores of all models on the same rows, and the verdict; of a run or a comparison."""
+        return self.file("decision.json")
 
     def states(self, name: str) -> States:
         """Return the states that a file may have; empty if the manifest does not name it."""
@@ -259,6 +272,41 @@ class CheckedFolder:
             f"'{path}' is damaged or was edited: its checksum does not match {MANIFEST_FILE}; "
             "restore it, or begin a new run"
         )
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """Attribute of a checked folder: its file of this name."""
+
+    name: str
+
+    def __get__(self, folder: CheckedFolder, owner: type) -> CheckedFile:
+        """Return the file of a folder."""
+        return folder.file(self.name)
+
+
+def seal_line(text: str) -> bytes:
+    """Return a JSON object as one line of a log, with its CRC-32 as last entry.
+
+    Args:
+        text: JSON object with at least one entry, in one line.
+
+    Returns:
+        The line with its end.
+    """
+    data = text[:-1].encode()
+    return data + CHECKSUM_KEY + _line_end(data)
+
+
+def unseal_line(line: bytes) -> bytes | None:
+    """Return the JSON object of a line of `seal_line`; None if the line is damaged."""
+    data, _, end = line.rpartition(CHECKSUM_KEY)
+    return data + b"}" if end == _line_end(data) else None
+
+
+def _line_end(data: bytes) -> bytes:
+    """Return the end of a line, after the key of its checksum."""
+    return b'"%08x"}\n' % zlib.crc32(data)
 
 
 def _writer(content: Content) -> Callable[[Path], None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +16,15 @@ from typing import Any
 
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
-from equipoise.records.manifest import MANIFEST_FILE, CheckedFile, CheckedFolder, FileState
+from equipoise.records.manifest import (
+    MANIFEST_FILE,
+    CheckedFile,
+    CheckedFolder,
+    FileState,
+    NamedFile,
+    seal_line,
+    unseal_line,
+)
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Compared, Summary
 from equipoise.utils import io
@@ -31,12 +38,11 @@ CHECKPOINTS = "checkpoint"
 MODELS = "models"
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
+    "decision.json",
     *INPUTS,
     *("trackers.json", "tensorboard", "wandb", MODELS, CHECKPOINTS),
 )
 """Everything that a run writes, except its config and its manifest."""
-CHECKSUM_KEY = b', "crc": '
-"""Start of the last entry of a line of the log: the CRC-32 of the text before it."""
 MAX_LISTED_CLIENTS = 20  # names in an error message
 
 
@@ -44,25 +50,49 @@ MAX_LISTED_CLIENTS = 20  # names in an error message
 class Folder(CheckedFolder):
     """Files of a run."""
 
-    @property
-    def config(self) -> CheckedFile:
-        """Options of the run."""
-        return self.file(CONFIG)
+    config = NamedFile(CONFIG)
+    """Options of the run."""
+    preparation = NamedFile("preparation.json")
+    """Preprocessing of tables or recordings."""
+    fingerprint = NamedFile("data.sha256")
+    """Fingerprint of the data that the run began with."""
+    devices = NamedFile("devices.csv")
+    """Device table of the user that the run began with."""
+    executor = NamedFile("executor.json")
+    """Executor that was chosen by measurement."""
+    rounds = NamedFile("rounds.jsonl")
+    """Log with one line per round."""
+    checkpoint = NamedFile(f"{CHECKPOINTS}/last.safetensors")
+    """Last checkpoint."""
+    summary = NamedFile("summary.json")
+    """Summary of the finished run."""
+    clients = NamedFile("clients.csv")
+    """Table of clients: size, scores and traffic."""
+    baselines = NamedFile(f"{MODELS}/baselines.safetensors")
+    """Constant and local model of each named client."""
+    labels = NamedFile("labels.csv")
+    """Table of class counts of clients."""
+    card = NamedFile(f"{MODELS}/card.json")
+    """Card of the models."""
+    trackers = NamedFile("trackers.json")
+    """State of the trackers."""
+    flower = NamedFile("flower.json")
+    """Name of the run at its remote clients, and the bytes that they sent before round 1."""
+    requests = NamedFile("requests.json")
+    """Requests to remote clients in the current round, written before they are sent."""
+
+    def model(self, name: str) -> CheckedFile:
+        """Return a model file: ``global``, ``global-best``, ``shared``, ``frozen``, ``personal``."""
+        return self.file(f"{MODELS}/{name}.safetensors")
+
+    def outputs(self, split: str) -> CheckedFile:
+        """What all kinds of models say about the clients' ``test`` or ``val`` rows."""
+        return self.model(f"outputs-{split}")
 
     @property
-    def rounds(self) -> CheckedFile:
-        """Log with one line per round."""
-        return self.file("rounds.jsonl")
-
-    @property
-    def summary(self) -> CheckedFile:
-        """Summary of the finished run."""
-        return self.file("summary.json")
-
-    @property
-    def checkpoint(self) -> CheckedFile:
-        """Last checkpoint."""
-        return self.file(f"{CHECKPOINTS}/last.safetensors")
+    def models(self) -> Path:
+        """Folder of the models, for messages and exports; see :meth:`model`."""
+        return self.path / MODELS
 
     @property
     def checkpoints(self) -> Path:
@@ -70,68 +100,9 @@ class Folder(CheckedFolder):
         return self.path / CHECKPOINTS
 
     @property
-    def executor(self) -> CheckedFile:
-        """Executor that was chosen by measurement."""
-        return self.file("executor.json")
-
-    @property
-    def preparation(self) -> CheckedFile:
-        """Preprocessing of tables or recordings."""
-        return self.file("preparation.json")
-
-    @property
-    def fingerprint(self) -> CheckedFile:
-        """Fingerprint of the data that the run began with."""
-        return self.file("data.sha256")
-
-    @property
-    def devices(self) -> CheckedFile:
-        """Device table of the user that the run began with."""
-        return self.file("devices.csv")
-
-    @property
-    def flower(self) -> CheckedFile:
-        """Name of the run at its remote clients, and the bytes that they sent before round 1."""
-        return self.file("flower.json")
-
-    @property
-    def requests(self) -> CheckedFile:
-        """Requests to remote clients in the current round, written before they are sent."""
-        return self.file("requests.json")
-
-    @property
-    def models(self) -> Path:
-        """Folder of the models, for messages and exports; see :meth:`model`."""
-        return self.path / MODELS
-
-    def model(self, name: str) -> CheckedFile:
-        """Return a model file: ``global``, ``global-best``, ``shared``, ``frozen``, ``personal``."""
-        return self.file(f"{MODELS}/{name}.safetensors")
-
-    @property
-    def card(self) -> CheckedFile:
-        """Card of the models."""
-        return self.file(f"{MODELS}/card.json")
-
-    @property
-    def trackers(self) -> CheckedFile:
-        """State of the trackers."""
-        return self.file("trackers.json")
-
-    @property
     def report(self) -> Path:
         """HTML report, which no command reads."""
         return self.path / "report.html"
-
-    @property
-    def clients(self) -> CheckedFile:
-        """Table of clients: size, scores and traffic."""
-        return self.file("clients.csv")
-
-    @property
-    def labels(self) -> CheckedFile:
-        """Table of class counts of clients."""
-        return self.file("labels.csv")
 
     # ------------------------------------------------------------------ state of the folder
 
@@ -321,10 +292,10 @@ class Folder(CheckedFolder):
         Raises:
             UsageError: If the line was damaged or edited.
         """
-        text, _, checksum = line.rpartition(CHECKSUM_KEY)
-        if checksum != _line_end(text):
+        text = unseal_line(line)
+        if text is None:
             raise UsageError(f"'{self.rounds}' is damaged or was edited in line {number}")
-        record = codec.loads(RoundRecord, text + b"}", self.rounds)
+        record = codec.loads(RoundRecord, text, self.rounds)
         if record.round != number:
             raise UsageError(f"'{self.rounds}' was edited: line {number} is round {record.round}")
         return record
@@ -338,13 +309,7 @@ class Folder(CheckedFolder):
 
 def log_line(record: RoundRecord) -> bytes:
     """Return one line of the log, with its checksum and its end."""
-    text = codec.dumps(record)[:-1].encode()
-    return text + CHECKSUM_KEY + _line_end(text)
-
-
-def _line_end(text: bytes) -> bytes:
-    """Return the end of a line of the log, after the key of its checksum."""
-    return b'"%08x"}\n' % zlib.crc32(text)
+    return seal_line(codec.dumps(record))
 
 
 def summary_text(summary: Summary) -> str:
@@ -422,14 +387,14 @@ class LogFollower:
 class ComparisonFolder(CheckedFolder):
     """Folder of a comparison: the folders of its runs, and ``compare.json``."""
 
-    @property
-    def comparison(self) -> CheckedFile:
-        """Command and summaries."""
-        return self.file("compare.json")
+    comparison = NamedFile("compare.json")
+    """Command and summaries."""
 
     def begun(self) -> bool:
         """Return whether a comparison has begun here; its manifest may be missing."""
-        return any((self.path / name).is_file() for name in (self.comparison.name, MANIFEST_FILE))
+        if (self.path / self.comparison.name).is_file():
+            return True
+        return bool(self.states(self.comparison.name))
 
     def clear(self) -> None:
         """Forget an earlier comparison; the folders of its runs stay until they are replaced."""

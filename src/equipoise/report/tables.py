@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+from equipoise.records.client_table import spreadsheet_cell
 from equipoise.records.cost_to_target import Spending, best, reached, target_of
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.scores import NOTHING, Scores
@@ -296,7 +297,7 @@ def results_csv(rows: Rows, columns: Sequence[Column]) -> str:
         num_seeds = max(len(cell.values) for cell in cells)
         numbers = [number for cell in cells for number in (cell.mean, cell.std)]
         texts = ["" if number is None else f"{number:.6g}" for number in numbers]
-        writer.writerow([method, num_seeds, *texts])
+        writer.writerow([spreadsheet_cell(method), num_seeds, *texts])
     return file.getvalue()
 
 

@@ -56,7 +56,10 @@ class UpdateDiagnostics:
         return cls(
             rows_are_finite((update, reply.client_state), num_clients),
             update_norms(sent, update.params, num_clients),
-            validate_reports(method.report_ranges, update),
+            {
+                **method.check_updates(sent, update),
+                **validate_reports(method.report_ranges, update),
+            },
         )
 
     @classmethod

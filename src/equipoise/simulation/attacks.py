@@ -133,7 +133,14 @@ class AttackedExecutor(Executor):
             lie = ATTACKS[self.attack](change, lying, draw)
             shape = (-1, *[1] * (value.dim() - 1))
             changed[name] = torch.where(lying.view(shape), sent[name] + lie, value)
-        return replace(updates, params=changed)
+        if changed or not isinstance(updates.extra.get("sums"), Tensor):
+            return replace(updates, params=changed)
+        # An upload without a model is its sums: histograms of trees.
+        sums = updates.extra["sums"]
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + round * 1009)
+        lie = ATTACKS[self.attack](sums, lying, draw)
+        lied = torch.where(lying.view(-1, *[1] * (sums.dim() - 1)), lie, sums)
+        return replace(updates, extra={**updates.extra, "sums": lied})
 
     def _worst(self, name: str, value: Tensor, lying: Tensor) -> Tensor:
         """Replace a metric of hostile clients by the top of its declared range."""

@@ -13,6 +13,9 @@ from typing import Any
 from equipoise.core import ExperimentTask, Options, TrainingConfig
 from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError, nearest
 
+AUTO_MODEL = "auto"
+"""Stands for the model with the best validation score."""
+
 
 @dataclass(frozen=True)
 class TaskSpec:

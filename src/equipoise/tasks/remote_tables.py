@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from equipoise.core import ExperimentTask, Preparation, TrainingConfig, option
@@ -15,9 +16,10 @@ from equipoise.data.federated_dataset import ClientData, Ints, Split, Target
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.data.tabular.exchange import PREPROCESSOR_FILE, count_train_rows, find_table
 from equipoise.data.tabular.preprocessing import Preprocessor
-from equipoise.models import MODELS
+from equipoise.models import MODELS, TREES
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.trees.config import TreeOptions
 from equipoise.utils.errors import UsageError
 
 Examples = tuple[Tensor, Tensor]
@@ -25,7 +27,7 @@ Examples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class RemoteTablesConfig(ColumnConfig):
+class RemoteTablesConfig(ColumnConfig, TreeOptions):
     """Options of the task `remote-tables`, equal on all machines except `data`.
 
     A node replaces `data` by its `--node-config`. With a target, the rows are raw tables: before
@@ -78,7 +80,11 @@ class LocalFolderData(ClientData):
     """The rows of this machine. Every client number maps to them: there are no others here."""
 
     def __init__(
-        self, config: RemoteTablesConfig, seed: int, preprocessor: Preprocessor | None = None
+        self,
+        config: RemoteTablesConfig,
+        seed: int,
+        preprocessor: Preprocessor | None = None,
+        for_trees: bool = False,
     ) -> None:
         """Read the folder of this machine.
 
@@ -87,11 +93,14 @@ class LocalFolderData(ClientData):
             seed: Draws the validation rows.
             preprocessor: The one of the exchange before round 1; None to load it from the
                 folder, if there is one.
+            for_trees: Whether the model is made of trees.
         """
         folder = config.folder
         file = folder / PREPROCESSOR_FILE
         if preprocessor is None and file.is_file():
             preprocessor = Preprocessor.load(file)
+        if preprocessor is not None:
+            preprocessor = structs.replace(preprocessor, for_trees=for_trees)
         self.preprocessor = preprocessor
         self.clients = config.clients
         self.classes = config.classes
@@ -151,14 +160,29 @@ class LocalFolderData(ClientData):
         return name in self._splits
 
 
-class RemoteTablesTask(ExamplesTask):
-    """Supervised task of one machine.
+class ReportedSizes(ExamplesTask):
+    """A supervised task of one machine.
 
     At the server, the numbers of training examples are those that clients report, and the server's
     own rows replace a client's rows in dry runs.
     """
 
     data: LocalFolderData
+    reported_sizes: dict[int, int]
+
+    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Store the numbers of training examples that clients reported."""
+        self.reported_sizes.update(sizes)
+
+    def num_examples(self, ids: Tensor) -> Tensor:
+        """Count own rows at a client; return reported sizes (0 if unknown) at the server."""
+        if self.data.is_client:
+            return super().num_examples(ids)
+        return torch.tensor([self.reported_sizes.get(client, 0) for client in ids.tolist()])
+
+
+class RemoteTablesTask(ReportedSizes):
+    """A network on the tables of one machine."""
 
     def __init__(
         self,
@@ -182,17 +206,7 @@ class RemoteTablesTask(ExamplesTask):
             training,
             preparation=Preparation(data.preprocessor, *bytes_exchanged),
         )
-        self.reported_sizes: dict[int, int] = {}
-
-    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Store the numbers of training examples that clients reported."""
-        self.reported_sizes.update(sizes)
-
-    def num_examples(self, ids: Tensor) -> Tensor:
-        """Count own rows at a client; return reported sizes (0 if unknown) at the server."""
-        if self.data.is_client:
-            return super().num_examples(ids)
-        return torch.tensor([self.reported_sizes.get(client, 0) for client in ids.tolist()])
+        self.reported_sizes = {}
 
 
 def _read(folder: Path, name: str, classes: int) -> Examples:
@@ -238,7 +252,23 @@ def build(
             "raw tables that stay apart are prepared once their clients are connected: "
             "'equipoise flower run' on real nodes"
         )
-    return RemoteTablesTask(LocalFolderData(config, seed), model, training)
+    return _task(LocalFolderData(config, seed, None, model == TREES), config, model, training)
+
+
+def _task(
+    data: LocalFolderData,
+    config: RemoteTablesConfig,
+    model: str,
+    training: TrainingConfig,
+    bytes_exchanged: tuple[int, int] = (0, 0),
+) -> ExperimentTask:
+    """Build the task of a network, or of trees."""
+    if model != TREES:
+        return RemoteTablesTask(data, model, training, bytes_exchanged)
+    from equipoise.tasks.remote_trees import RemoteTreesTask
+
+    preparation = Preparation(data.preprocessor, *bytes_exchanged)
+    return RemoteTreesTask(data, training, config, preparation)
 
 
 def spec_with_preprocessor(
@@ -254,8 +284,8 @@ def spec_with_preprocessor(
     def build(
         config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int
     ) -> ExperimentTask:
-        data = LocalFolderData(config, seed, preprocessor)
-        return RemoteTablesTask(data, model, training, bytes_exchanged)
+        data = LocalFolderData(config, seed, preprocessor, model == TREES)
+        return _task(data, config, model, training, bytes_exchanged)
 
     return replace(SPEC, build=build)
 
@@ -265,6 +295,6 @@ SPEC = TaskSpec(
     help="rows that stay on their owners' machines: for deployment, see docs/deploy.md",
     config=RemoteTablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
-    models=("mlp", "linear"),
+    models=("mlp", "linear", TREES),
     build=build,
 )

@@ -44,7 +44,6 @@ from equipoise.trees.ensemble import (
     TREE,
     TreeEnsemble,
     Trees,
-    category_words,
     empty_params,
     margins_of,
 )
@@ -102,13 +101,11 @@ class TreesTask(ExamplesTask):
 
     def _set_network(self, module: nn.Module, blocks: str) -> None:
         """Set the ensemble; the module that is given stands for it."""
-        words = category_words(self.num_categories)
         empty = empty_params(
-            len(self.num_categories),
+            self.num_categories,
             self.boosting.num_margins,
             self.tree_options,
             interface.MAX_OWN_TREES,
-            words,
         )
         self.module = TreeEnsemble(self.data.classes, empty)
         self.info = replace(

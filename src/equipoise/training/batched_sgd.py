@@ -17,7 +17,7 @@ from equipoise.core import LocalTrainRequest, Loss, Params, RngContext, State
 from equipoise.data.federated_dataset import Ints
 from equipoise.training import batching, linear_closed_form
 from equipoise.training.network import Network
-from equipoise.training.sgd import without_batch_stats
+from equipoise.training.sgd import MIN_NORM, without_batch_stats
 from equipoise.utils import rng as random
 
 StepFn = Callable[[Params, State, Tensor, Tensor, Tensor | float], None]
@@ -137,6 +137,7 @@ class _BatchedSgd:
         self.names = request.trainable
         self.momentum = rng.training.momentum
         self.weight_decay = rng.training.weight_decay
+        self.max_grad_norm = rng.training.max_grad_norm
         trainable = {name: request.params[name] for name in request.trainable}
         lr = request.lr[sort]
         self.minus_lr = {name: -_expand_like(lr, value) for name, value in trainable.items()}
@@ -160,6 +161,8 @@ class _BatchedSgd:
 
     def step(self, params: Params, gradients: Params, active: int) -> None:
         """Update the parameters of the first `active` clients in place."""
+        if self.max_grad_norm:
+            gradients = _clip_norms(gradients, self.max_grad_norm)
         for name in self.names:
             p = params[name]
             g = gradients[name]
@@ -190,7 +193,7 @@ def _padded_linear(
     """Return the padded model if the fused closed form applies, otherwise None.
 
     It needs a linear model with a bias, rows that are plain vectors of the model's type, and SGD
-    without any correction except weight decay.
+    without clipping or any correction except weight decay.
     """
     names = task.linear
     if names is None or names[1] is None or set(request.trainable) != set(names):
@@ -203,6 +206,7 @@ def _padded_linear(
         or request.grad_correction
         or request.clamp
         or rng.training.momentum
+        or rng.training.max_grad_norm
     )
     return None if has_correction else linear_closed_form.PaddedLinear(names, params)
 
@@ -268,6 +272,13 @@ def _gradient_fn(task: Network, request: LocalTrainRequest) -> GradientFn:
             return dict(zip(names, gradients, strict=True))
 
     return backward
+
+
+def _clip_norms(gradients: Params, max_norm: float) -> Params:
+    """Scale each client's gradient `[A, ...]` down to at most this norm over all parameters."""
+    squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients.values()])
+    factor = (max_norm / squares.sum(0).sqrt().clamp(min=MIN_NORM)).clamp(max=1.0)
+    return {name: g * _expand_like(factor, g) for name, g in gradients.items()}
 
 
 def _example_weights(counts: Ints, batch_size: int, task: Network) -> Tensor:

@@ -14,6 +14,9 @@ from equipoise.training.network import Network
 from equipoise.utils import pytree
 from equipoise.utils import rng as random
 
+MIN_NORM = 1e-30
+"""Norms of gradients below count as this: a gradient of zero stays zero."""
+
 
 def fit(
     task: Network, client: Tensor, request: LocalTrainRequest, rng: RngContext
@@ -22,7 +25,7 @@ def fit(
 
     Every step computes, with weight decay `w`, correction `c` and proximal term `(anchor, mu)`:
 
-        g = grad loss(p) + w p + c + mu (p - anchor)
+        g = clip(grad loss(p)) + w p + c + mu (p - anchor)
         v = momentum v + g
         p = clamp(p - lr v)
 
@@ -74,6 +77,10 @@ def fit(
                 }
                 loss = losses({**params, **leaves, **context}, x, y, request.aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
+            if training.max_grad_norm:
+                norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+                factor = (training.max_grad_norm / norm.clamp(min=MIN_NORM)).clamp(max=1.0)
+                gradients = tuple(factor * g for g in gradients)
             for name, g in zip(request.trainable, gradients, strict=True):
                 p = params[name]
                 if training.weight_decay:

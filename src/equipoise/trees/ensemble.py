@@ -14,14 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from equipoise.data.transforms import MISSING_INPUT
 from equipoise.trees.arrays import CATEGORY_BITS, Floats, Floats32, Ints
 from equipoise.trees.config import TreeOptions
 from equipoise.utils.pytree import Params
 
+NO_FEATURE = -1.0
+"""Feature of a leaf."""
 OWN = "own_"
 """Prefix of the parameters of a client's own trees."""
 TREE_NAMES = ("feature", "threshold", "missing_left", "categories", "value")
-COMMON_NAMES = ("base", "progress", "edges", *TREE_NAMES)
+COMMON_NAMES = ("base", "progress", "limits", "num_categories", "edges", *TREE_NAMES)
 OWN_NAMES = (*(f"{OWN}{name}" for name in TREE_NAMES), f"{OWN}count")
 STAGE, TREE, LEVEL = range(3)
 """Places in `progress`: the stage of the training, complete trees, complete levels of the next."""
@@ -117,23 +120,25 @@ class Trees(NamedTuple):
 
 
 def empty_params(
-    num_features: int, margins: int, options: TreeOptions, max_own_trees: int, words: int
+    num_categories: Ints, margins: int, options: TreeOptions, max_own_trees: int
 ) -> Params:
     """Return a model without trees.
 
     Args:
-        num_features: Inputs of the model.
+        num_categories: Categories of each input `[F]`; 0 for numbers.
         margins: Trees of an iteration.
         options: Sizes of the trees.
         max_own_trees: Iterations that a client may add.
-        words: Words of the bits of categories.
     """
+    words = category_words(num_categories)
     trees = Trees.empty(1, options.trees, margins, options.tree_depth, words)
     own = Trees.empty(1, max_own_trees, margins, options.tree_depth, words)
     params: Params = {
         "base": torch.zeros(margins, dtype=torch.float64),
         "progress": torch.zeros(3, dtype=torch.float64),
-        "edges": torch.zeros(num_features, options.tree_bins - 1, dtype=torch.float64),
+        "limits": torch.zeros(3, dtype=torch.float64),
+        "num_categories": torch.from_numpy(num_categories.astype(np.float64)),
+        "edges": torch.zeros(len(num_categories), options.tree_bins - 1, dtype=torch.float64),
     }
     params |= {name: value[0] for name, value in trees.params().items()}
     params |= {name: value[0] for name, value in own.params(OWN).items()}
@@ -188,6 +193,10 @@ class TreeEnsemble(nn.Module):
     It takes the sizes of the arrays that are loaded into it.
     """
 
+    base: Tensor
+    progress: Tensor
+    own_count: Tensor
+
     def __init__(self, num_outputs: int, params: Params) -> None:
         """Create the module.
 
@@ -202,11 +211,45 @@ class TreeEnsemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, standardised values or log risks `[n, outputs]`."""
-        margins = margins_of(dict(self.named_buffers()), x.detach().float().numpy())
-        outputs = torch.from_numpy(margins.T.copy())
+        outputs = self.base + torch.zeros_like(x[:, :1], dtype=torch.float64)
+        for prefix, count in (("", self.progress[TREE]), (OWN, self.own_count[0])):
+            if int(count):
+                outputs = outputs + self._sum_leaves(x, prefix, int(count))
         if outputs.shape[1] != self.num_outputs:  # two classes have one margin, the log odds
             outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
         return outputs
+
+    def _sum_leaves(self, x: Tensor, prefix: str, count: int) -> Tensor:
+        """Return the sums of the first trees `[n, C]`, in operations that can be exported."""
+        feature, threshold, missing_left, categories, value = (
+            getattr(self, prefix + name)[:count] for name in TREE_NAMES
+        )
+        # Under a trace sizes are tensors; those of the model are constants.
+        num_margins = int(feature.shape[1])
+        num_inner = int(feature.shape[2])
+        num_trees = count * num_margins
+        num_words = int(categories.shape[3])
+        place = torch.arange(num_trees)
+        node = torch.zeros_like(x[:, :1], dtype=torch.int64).expand(-1, num_trees)
+        for _ in range((num_inner + 1).bit_length() - 1):
+            here = place * num_inner + node.clamp(max=num_inner - 1)
+            split = feature.flatten()[here]
+            number = x.gather(1, split.clamp(min=0).long())
+            is_default_left = missing_left.flatten()[here] > 0
+            goes_left = number <= threshold.flatten()[here]
+            if num_words:
+                words = categories.reshape(-1, num_words)[here]
+                code = number.clamp(0, CATEGORY_BITS * num_words - 1).long()
+                word = words.gather(2, (code // CATEGORY_BITS).unsqueeze(2)).squeeze(2)
+                bit = torch.floor(word / torch.pow(2.0, (code % CATEGORY_BITS).double())) % 2 == 1
+                is_known = (number >= 0) & (number < CATEGORY_BITS * num_words)
+                in_set = _choose(is_known, bit, is_default_left)
+                goes_left = _choose((words > 0).any(2), in_set, goes_left)
+            goes_left = _choose(number < MISSING_INPUT / 10, is_default_left, goes_left)
+            below = 2 * node + 2 - goes_left.long()
+            node = torch.where((split < 0) | (node >= num_inner), node, below)
+        leaves: Tensor = value.flatten()[place * int(value.shape[2]) + node]
+        return leaves.reshape(-1, count, num_margins).sum(1)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
         """Take the sizes of the loaded arrays."""
@@ -215,3 +258,8 @@ class TreeEnsemble(nn.Module):
             if loaded is not None and loaded.shape != own.shape:
                 setattr(self, name, torch.empty_like(loaded))
         super()._load_from_state_dict(state_dict, prefix, *more)
+
+
+def _choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Return `torch.where` of flags, which ONNX Runtime does not have."""
+    return (condition & yes) | (~condition & no)

@@ -22,6 +22,11 @@ class BoostingObjective(ABC):
     num_margins: int = 1
     """Trees of an iteration: one, or one per class if there are more than two."""
 
+    max_gradient: float
+    """Largest absolute gradient of a row."""
+    max_hessian: float
+    """Largest hessian of a row."""
+
     @abstractmethod
     def target_sums(self, y: Targets) -> Floats:
         """Return sums over the rows of a client from which `base_margins` follows `[S]`."""
@@ -68,6 +73,8 @@ class ClassificationBoosting(BoostingObjective):
         self.num_classes = num_classes
         self.num_margins = 1 if num_classes == 2 else num_classes
         self.class_weights = np.ones(num_classes) if class_weights is None else class_weights
+        self.max_gradient = float(self.class_weights.max())
+        self.max_hessian = 0.25 * self.max_gradient  # p (1 - p)
 
     def target_sums(self, y: Targets) -> Floats:
         """Return the rows of each class."""
@@ -125,6 +132,8 @@ class RegressionBoosting(BoostingObjective):
         self.mean = mean
         self.scale = scale
         self.absolute = absolute
+        self.max_gradient = 1.0 if absolute else MAX_GRADIENT
+        self.max_hessian = 1.0
 
     def target_sums(self, y: Targets) -> Floats:
         """Return the number of rows and the sum of standardised targets."""
@@ -159,6 +168,9 @@ class RegressionBoosting(BoostingObjective):
 
 class SurvivalBoosting(BoostingObjective):
     """Cox partial likelihood (Breslow), stratified by client: risk sets never leave a client."""
+
+    max_gradient = MAX_GRADIENT
+    max_hessian = MAX_GRADIENT
 
     def target_sums(self, y: Targets) -> Floats:
         """Return the number of rows."""

@@ -251,7 +251,7 @@ def read_table(path: Path, client_column: str = "") -> Table:
 def table_from_values(
     values: TableLike, source: str = "the table", client_column: str = ""
 ) -> Table:
-    """Convert a pandas or Arrow table, or a mapping of column names to values.
+    """Convert a table of pandas, polars, Arrow or the like, or a mapping of names to values.
 
     Args:
         values: The table; a `Table` is returned as it is.
@@ -266,6 +266,8 @@ def table_from_values(
     """
     if isinstance(values, Table):
         return values
+    if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
+        values = pa.table(values)  # polars and other frames; pandas has its own types
     if hasattr(values, "column_names"):
         pairs = [(name, values.column(i)) for i, name in enumerate(values.column_names)]
         read: Callable[[ArrowArray, str], Column] = _column_from_arrow

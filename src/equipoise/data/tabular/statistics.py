@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from equipoise.data.tabular.columns import Column
 from equipoise.data.tabular.dates import FORMATS, Floats
+from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record
 
 T = TypeVar("T", str, float)
 Count = Annotated[int, Meta(ge=0)]
 
 HISTOGRAM_DIGITS = 3  # significant digits of the bins of a histogram
+MAX_MAGNITUDE = 1e100  # of a number in a table; sums of squares of more would overflow
 MAX_COUNTED_TEXTS = 1000  # distinct texts of a column that a client counts one by one
 EXACT_POWERS = np.array(
     [float(10**k) for k in range(23)]
@@ -202,9 +204,21 @@ def column_statistics(
         column: The cells.
         origin: In a pool of small clients, the client of each row `[n]`: numbers are distinct if
             they are so at the client that wrote them.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        UsageError: If a number is larger than `MAX_MAGNITUDE`.
     """
     is_number = ~np.isnan(column.numbers)
     numbers = column.numbers[is_number]
+    largest = float(np.abs(numbers).max(initial=0.0))
+    if largest > MAX_MAGNITUDE:
+        raise UsageError(
+            f"column '{name}' has the number {largest:g}: its square is beyond measure; correct "
+            "it, or leave the column out with --ignore-columns"
+        )
     values, value_counts = np.unique(numbers, return_counts=True)
     num_unique = len(values)
     num_pairs = len(numbers) * (len(numbers) - 1) // 2
