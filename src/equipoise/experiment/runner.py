@@ -64,9 +64,10 @@ from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.poisoning import backdoor_success_rate, poison
 from equipoise.utils import io, rng, serialization
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, refuse_all
 from equipoise.utils.pytree import Ints
 
+MAX_CHECKED_ROUNDS = 1000  # of a schedule, evenly spaced, the first and the last included
 MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
@@ -113,6 +114,9 @@ def run(
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.has_config() and resume:
+        if settings.privacy.needs_noise:  # it was chosen when the run began
+            noise = float(folder.read_config()["dp_noise"])
+            settings = replace(settings, privacy=replace(settings.privacy, dp_noise=noise))
         if settings_like(settings, folder.read_config()).to_dict != settings.to_dict:
             raise UsageError(
                 f"'{out}' holds a run with other options: "
@@ -120,6 +124,10 @@ def run(
             )
         return resume_run(folder.path, on_round_end, make_executor, settings, on_message, resources)
     task = build_task(settings)
+    needs_noise = settings.privacy.needs_noise
+    settings = settings.with_chosen_noise(
+        task.info.num_clients, is_simulation=make_executor is None
+    )
     io.make_folder(folder.path)
     with io.locked(folder.path):
         folder.refuse(overwrite)  # another run may have begun here meanwhile
@@ -128,6 +136,11 @@ def run(
         folder.begin(settings.to_dict, input_texts(folder, settings, task))
         folder.remove_leftovers()
         _send_warnings(settings, task, on_message)
+        if needs_noise and on_message is not None:
+            on_message(
+                f"dp_noise is {settings.privacy.dp_noise:g}: with it {settings.run.rounds} rounds "
+                f"stay within max_epsilon {settings.privacy.max_epsilon:g} (client-level)"
+            )
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -276,32 +289,37 @@ def needs_server_rows(settings: RunSettings) -> bool:
 def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
     """Raise ``UsageError`` for options that the method or the task does not support."""
     run = settings.run
-    if settings.timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates:
-        raise UsageError(
-            f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on "
-            "replies to what it sent in the same round; use mode sync, or another method"
-        )
+    timing = settings.timing
     selection = settings.selection
-    needs_loss = selection.needs_client_loss or selection.needs_server_loss
-    if needs_loss and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"selection {run.selection} reads losses, and agents of task '{task.info.name}' have none: "
-            "choose another"
-        )
-    if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
-        raise UsageError(
-            f"{run.method} chooses who takes part by itself: leave selection at uniform"
-        )
-    if run.finetune and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"finetune tunes on rows of data, and agents of task '{task.info.name}' have none: "
-            "leave it off"
-        )
-    if run.finetune and not (task.has_split("val") and run.save_personal):
-        raise UsageError(
-            "finetune needs validation data and the personal models: "
-            "set val_share and keep save_personal"
-        )
+    has_rows = isinstance(task, SupervisedTask)
+    is_finetunable = task.has_split("val") and run.save_personal
+    agents = f"agents of task '{task.info.name}' have none"
+    refuse_all(
+        [
+            (
+                timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates,
+                f"{run.method} is not offered in mode {timing.mode}: its server counts on replies "
+                "to what it sent in the same round; use mode sync, or another method",
+            ),
+            (
+                (selection.needs_client_loss or selection.needs_server_loss) and not has_rows,
+                f"selection {run.selection} reads losses, and {agents}: choose another",
+            ),
+            (
+                run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks,
+                f"{run.method} chooses who takes part by itself: leave selection at uniform",
+            ),
+            (
+                run.finetune and not has_rows,
+                f"finetune tunes on rows of data, and {agents}: leave it off",
+            ),
+            (
+                run.finetune and has_rows and not is_finetunable,
+                "finetune needs validation data and the personal models: set val_share and keep "
+                "save_personal",
+            ),
+        ]
+    )
 
 
 def _send_warnings(
@@ -316,13 +334,14 @@ def _send_warnings(
 
 
 def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
-    """Let the method check its options; of all rounds, if options follow schedules."""
+    """Let the method check its options; of many rounds, if options follow schedules."""
     method = settings.wrapped_method
     training = settings.training
     rounds = settings.run.rounds
     is_constant = method.at(1, rounds) is method and training.at(1, rounds) is training
-    num_checked = 1 if is_constant else rounds
-    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, num_checked + 1))
+    num_checked = 1 if is_constant else min(rounds, MAX_CHECKED_ROUNDS)
+    checked = (1 + k * (rounds - 1) // max(1, num_checked - 1) for k in range(num_checked))
+    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in checked)
     for round_method, round_training in dict.fromkeys(pairs):
         round_method.check(task, round_training)
 
@@ -330,22 +349,29 @@ def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
 def _check_deployable(settings: RunSettings) -> None:
     """Raise ``UsageError`` for options that exist only in simulations."""
     run = settings.run
-    if run.holdout_clients:
-        raise UsageError(
-            "holdout_clients is for simulations: clients that are elsewhere cannot be held out"
-        )
-    if settings.timing.needs_simulated_clock or run.selection != "uniform":
-        raise UsageError(
-            "devices, semi, deadline, overselection, until and selection are for simulations: "
-            "clients that are elsewhere have a clock of their own"
-        )
-    if run.local_baseline:
-        raise UsageError(
-            "local_baseline is for simulations: clients that are elsewhere train with "
-            "--method local"
-        )
-    if run.attack:
-        raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
+    needs_clock = settings.timing.needs_simulated_clock or run.selection != "uniform"
+    refuse_all(
+        [
+            (
+                bool(run.holdout_clients),
+                "holdout_clients is for simulations: clients that are elsewhere cannot be held out",
+            ),
+            (
+                needs_clock,
+                "devices, semi, deadline, overselection, until and selection are for simulations: "
+                "clients that are elsewhere have a clock of their own",
+            ),
+            (
+                run.local_baseline,
+                "local_baseline is for simulations: clients that are elsewhere train with "
+                "--method local",
+            ),
+            (
+                bool(run.attack),
+                "attack is for simulations: clients that are elsewhere are what they are",
+            ),
+        ]
+    )
 
 
 class RunSession:
@@ -403,6 +429,7 @@ class RunSession:
             memory_budget,
             settings.client_selection,
         )
+        self.min_replies = self.simulation.executor.min_replies
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.start_time = time.monotonic()
         self.last_save = self.start_time
@@ -459,6 +486,9 @@ class RunSession:
                 self.accountant.count_lost(request)
         with threads(self.plan.threads), interruptible(self.folder.path) as stop_requested:
             while not self._is_finished():
+                if reason := self._privacy_limit_reached():
+                    self._stop(reason)
+                    break
                 record = self._run_round()
                 if on_round_end and (reason := on_round_end(record)):
                     self._stop(reason)
@@ -502,6 +532,31 @@ class RunSession:
         if is_due or is_late or self._is_finished():
             self._save()
         return record
+
+    def _privacy_limit_reached(self) -> str | None:
+        """Return the reason to stop if another round would pass ``max_epsilon``.
+
+        Otherwise demand as many replies of the next round as keep it within the limit: the fewer
+        uploads are in a mean, the more each of them tells.
+        """
+        privacy = self.settings.privacy
+        run = self.settings.run
+        if self.accountant is None or not privacy.max_epsilon:
+            return None
+        assert isinstance(run.participation, float | int)
+        round = self.simulation.rounds_done + 1
+        ids = rng.cohort(run.seed, round, self.task.info.num_clients, run.participation)
+        num_needed = self.accountant.min_replies_within(ids, privacy.max_epsilon)
+        if num_needed is not None:
+            self.simulation.executor.min_replies = max(self.min_replies, num_needed)
+            return None
+        reason = (
+            f"another round would take epsilon above max_epsilon {privacy.max_epsilon:g} "
+            f"(client-level, delta {privacy.dp_delta:g})"
+        )
+        if not self.records:
+            raise UsageError(f"{reason}: rounds that were lost in a crash count too")
+        return reason
 
     def _is_out_of_patience(self, record: RoundRecord) -> bool:
         """Return whether validation has not improved for ``patience`` evaluations."""

@@ -115,6 +115,11 @@ class CheckedFolder:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        """Refuse a path that no file system can have."""
+        if "\0" in str(self.path):
+            raise UsageError(f"the folder {str(self.path)!r} has a NUL character in its name")
+
     def file(self, name: str) -> CheckedFile:
         """Return a file by its path relative to the folder."""
         return CheckedFile(self, name)
