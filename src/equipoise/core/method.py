@@ -61,6 +61,7 @@ class Capabilities:
             (agents that are rewarded then).
         runs_trial_training: Clients also train on trial, beside what they decided, so that no
             deadline can be met by deciding less.
+        needs_server_data: The server evaluates models on rows of its own.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
         uploads_vary: Uploads have other names or shapes in other rounds.
     """
@@ -70,6 +71,7 @@ class Capabilities:
     needs_common_start: bool = False
     needs_same_round_replies: bool = False
     runs_trial_training: bool = False
+    needs_server_data: bool = False
     learner_kind: str = "gradient"
     uploads_vary: bool = False
 

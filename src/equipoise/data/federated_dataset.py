@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -140,6 +142,8 @@ class ClientData(ABC):
         names: Names of the clients; empty if they only have numbers.
         shape: Shape of one transformed sample.
         transform: How stored rows become model inputs.
+        row_ids: For each split, which of the user's rows each row is. A row has the same id in
+            every split by another seed. Empty if the rows have no identity.
     """
 
     clients: int
@@ -147,6 +151,7 @@ class ClientData(ABC):
     names: tuple[str, ...] = ()
     shape: tuple[int, ...]
     transform: InputTransform = InputTransform()
+    row_ids: Mapping[str, Ints] = MappingProxyType({})
 
     @property
     def target(self) -> Target:
@@ -273,6 +278,7 @@ class DelegatingData(ClientData):
         self.names = whole.names
         self.shape = whole.shape
         self.transform = whole.transform
+        self.row_ids = whole.row_ids
 
     @property
     def target(self) -> Target:

@@ -85,6 +85,7 @@ class Node:
             raise UsageError(
                 f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
             )
+        self.settings = self.settings.with_chosen_noise(clients, is_simulation=False)
         self.id = torch.tensor(config.client)
         self.method = with_secure_aggregation(
             with_differential_privacy(self.settings.method, self.settings.privacy, draw),

@@ -37,6 +37,7 @@ GRID_TITLES = {
     "multiplier": "Price of energy (multiplier of the budget)",
 }
 GIVEN_BLOCK = "Who was given the {} (share of rounds)"
+MIN_FILLED_ROUNDS = 0.1  # share of the rounds that must have an entry to be worth a heatmap
 LOG_SCALE_NAMES = ("lr",)
 RESOURCE_NAMES = ("gradients", "joules", "excess", "multiplier")  # spent rather than decided
 
@@ -130,10 +131,12 @@ def decision_heatmap(name: str, grid: ClientRoundGrid) -> tuple[str, Figure, str
         grid: Its means.
 
     Returns:
-        Title, figure and caption; None if all entries are equal.
+        Title, figure and caption; None if all entries are equal, or nearly all are missing.
     """
     mean = grid.mean()
     if not np.isfinite(mean).any() or np.nanmin(mean) == np.nanmax(mean):
+        return None
+    if np.isfinite(mean).any(0).mean() < MIN_FILLED_ROUNDS:
         return None
     num_rows, num_columns = mean.shape
     is_log = name in LOG_SCALE_NAMES

@@ -67,8 +67,8 @@ def color(index: int) -> str:
 
 
 def dash(index: int) -> str:
-    """Return the dash style of a line: solid until all colours are in use."""
-    return DASHES[index // len(PALETTE) % len(DASHES)]
+    """Return the dash style of a line. Neighbours differ, so that equal lines are both seen."""
+    return DASHES[index % len(DASHES)]
 
 
 def symbol(index: int) -> str:

@@ -81,7 +81,7 @@ class RunConfig(Options):
     patience: int = option(
         -1,
         "stop after so many evaluations without a lower validation loss; 0 for never; -1 for "
-        "the task's own: 25 on tables, never elsewhere",
+        "the task's own: 10 on tables, never elsewhere",
         low=-1,
     )
     finetune: bool = option(

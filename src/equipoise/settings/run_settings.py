@@ -21,10 +21,11 @@ from equipoise.core import Method, Options, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.privacy.planning import RoundPlan, check_one_round, choose_noise
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse_attack as parse_attack
-from equipoise.tasks import TaskSpec, find_task
+from equipoise.tasks import AUTO_MODEL, TaskSpec, find_task
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.wrappers.deadline import with_deadline_epochs
 from equipoise.wrappers.differential_privacy import with_differential_privacy
@@ -131,6 +132,37 @@ class RunSettings:
             task_config = dataclasses.replace(task_config, preprocess_from="server")
         return cls(run, timing, training, privacy, task, task_config, method_config, selection())
 
+    def with_chosen_noise(self, num_clients: int, is_simulation: bool) -> RunSettings:
+        """Choose the noise that the planned rounds need, if only `max_epsilon` was given.
+
+        Args:
+            num_clients: Number of clients of the task.
+            is_simulation: Whether only the server knows who is drawn into a cohort.
+
+        Returns:
+            The settings with a noise, or these settings if there is nothing to choose.
+
+        Raises:
+            UsageError: If not even one round is within the limit.
+        """
+        privacy = self.privacy
+        participation = self.run.participation
+        if not privacy.max_epsilon or isinstance(participation, Schedule):
+            return self
+        plan = RoundPlan(
+            num_clients,
+            participation,
+            self.run.rounds,
+            self.run.seed,
+            amplified=is_simulation,
+            secure=self.run.secure,
+        )
+        if not privacy.needs_noise:
+            check_one_round(plan, privacy)
+            return self
+        noise = choose_noise(plan, privacy)
+        return dataclasses.replace(self, privacy=dataclasses.replace(privacy, dp_noise=noise))
+
     @property
     def wrapped_method(self) -> Method:
         """Method with its wrappers: deadline, privacy, secure sums, robust rule, loss reports."""
@@ -222,5 +254,7 @@ def _with_model_and_rounds(
             f"unknown model '{model}' for task '{task.name}'{nearest(model, task.models)}; "
             f"it takes: {', '.join(task.models) or 'none'}"
         )
+    if model == AUTO_MODEL:  # the rounds follow from the model that is chosen
+        return dataclasses.replace(run, model=model)
     rounds = method.num_rounds(run.rounds, task_config)
     return dataclasses.replace(run, model=model, rounds=rounds)

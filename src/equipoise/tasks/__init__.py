@@ -1,4 +1,4 @@
-"""What is learned, one file per task: ``two-state`` is the ``SPEC`` in ``two_state.py``; a new task is a new file."""
+"""What is learned, one file per task: ``two-state`` is the ``SPEC`` in ``two_state.py``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any
 
 from equipoise.core import ExperimentTask, Options, TrainingConfig
 from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError, nearest
+
+AUTO_MODEL = "auto"
+"""Stands for the model with the best validation score."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,10 @@ from equipoise.training.objectives import objective_of
 from equipoise.utils.errors import UsageError, nearest
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
-"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
+"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model."""
+
+DATASET_TRAINING = TrainingConfig(epochs=1, lr=0.05, batch_size=32)
+"""Defaults for the user's own networks, which are not regularised unless asked."""
 
 LABEL_COLUMNS = ("label", "labels", "target", "y")
 """Names that the column of labels of a Hugging Face data set may have."""
@@ -191,7 +194,7 @@ def from_datasets(
         )
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
-    defaults = training or own.SPEC.training
+    defaults = training or DATASET_TRAINING
     return TaskSpec(
         name, "a task made in Python", UserRowShares, defaults, (), build, in_python=True
     )
@@ -263,16 +266,19 @@ def from_texts(
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run's first model comes from; ``fresh`` if the run's seed is to draw it layer by layer."""
+    """Where a run's first model comes from.
+
+    Attributes:
+        make: Builds the module from the shape of a sample and the number of classes.
+        fresh: Whether the run's seed draws the parameters of its layers.
+    """
 
     make: Callable[[tuple[int, ...], int], nn.Module]
     fresh: bool
 
     def module(self, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(
-                seed
-            )  # a function that builds a module draws what the run's seed says
+            torch.manual_seed(seed)  # for the random numbers of the function that builds it
             return self.make(shape, classes)
 
 
@@ -366,7 +372,7 @@ def _huggingface_pair(data: Any, where: str) -> tuple[Any, Any]:
 
 
 def to_numpy(value: Any) -> NDArray[Any]:
-    """Samples or labels as they come, as an array."""
+    """Convert samples or labels to an array; tensors may be on any device."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value

@@ -476,6 +476,10 @@ class ExamplesTask(SupervisedTask):
         mapped = vmap(lambda head: self.logits(body | head, x))
         return self._score(mapped(heads), y[None], None)
 
+    def client_rows(self, client: int, split: str) -> tuple[Tensor, Tensor]:
+        """Return the stored rows and targets of one client."""
+        return self._rows_of_one(torch.tensor(client), split)
+
     def _rows_of_one(self, ids: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """Return the stored rows and targets of one client."""
         own = self.data.split(_numpy(ids.reshape(1)), split)

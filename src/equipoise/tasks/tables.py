@@ -16,7 +16,7 @@ from equipoise.data import tabular
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.time_series import federate_recordings, read_recordings
 from equipoise.models import MODELS, TREES
-from equipoise.tasks import TaskSpec
+from equipoise.tasks import AUTO_MODEL, TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.training.objectives import Objective, balanced_class_weights, objective_of
 from equipoise.trees.config import TreeOptions
@@ -106,6 +106,8 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
         seed: Seed of the split of rows.
     """
     if config.path.suffix == ".npz":
+        if config.folds:
+            raise UsageError("folds are for tables, and '.npz' holds recordings: leave it out")
         if model == TREES:
             raise UsageError("model trees is for tables, not for recordings: leave model out")
         recordings = read_recordings(config.path, config.client_column, config.target)
@@ -144,6 +146,8 @@ def task_from_tables(
     Returns:
         The task, with its preprocessor and the bytes that the preprocessing exchanged.
     """
+    if model == AUTO_MODEL:
+        raise UsageError("model auto is for 'equipoise run': give linear, mlp or trees here")
     federation = tabular.build_federation(tables, config, split_generator(seed), model == TREES)
     data = federation.data
     objective = config.objective(data)
@@ -167,10 +171,10 @@ SPEC = TaskSpec(
     help="your own tables: a folder of CSV or Parquet files, one per client, "
     "or one file with a client column",
     config=TablesConfig,
-    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
-    models=("mlp", "linear", "cnn1d", TREES),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
+    models=("mlp", "linear", "cnn1d", TREES, AUTO_MODEL),
     build=build,
-    patience=25,
+    patience=10,
 )
 
 

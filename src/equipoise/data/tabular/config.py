@@ -54,7 +54,8 @@ class ColumnConfig(Options):
         super().__post_init__()
         if self.event and self.target_type not in ("", "survival"):
             raise UsageError(
-                f"event is for survival, but target_type is '{self.target_type}': leave one of them out"
+                f"event is for survival, but target_type is '{self.target_type}': "
+                "leave one of them out"
             )
 
 

@@ -113,7 +113,8 @@ def prepare_tables(
         names = [*(encoder.name for encoder in fitted.encoders), *spec.columns]
         splits = assignment.splits
         owners = list(tables.clients.values())
-        found += check_duplicates(owners, names, splits["train"].rows, splits["test"].rows)
+        if "test" in splits:
+            found += check_duplicates(owners, names, splits["train"].rows, splits["test"].rows)
     return PreparedTables(tables, fitted, assignment, tuple(found), upload_bytes)
 
 

@@ -362,7 +362,10 @@ class Page(ComposedMethod):
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """Return those of the base; the server's agent sees uploads in the round that asked."""
         return replace(
-            self.inner.capabilities, needs_same_round_replies=True, aggregates_by_sum=False
+            self.inner.capabilities,
+            needs_same_round_replies=True,
+            aggregates_by_sum=False,
+            needs_server_data=True,
         )
 
     @property
