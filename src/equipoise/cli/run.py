@@ -55,7 +55,9 @@ def run(arguments: list[str]) -> int:
     resources = resources_from(values)
     out = Path(values["out"])
     if is_worker_rank():
-        run_worker(settings, runner.build_task(settings), resources, out)
+        task = runner.build_task(settings)
+        settings = settings.with_chosen_noise(task.info.num_clients, is_simulation=True)
+        run_worker(settings, task, resources, out)
         return 0
 
     if settings.run.model == AUTO_MODEL:

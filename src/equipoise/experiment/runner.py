@@ -114,6 +114,9 @@ def run(
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.has_config() and resume:
+        if settings.privacy.needs_noise:  # it was chosen when the run began
+            noise = float(folder.read_config()["dp_noise"])
+            settings = replace(settings, privacy=replace(settings.privacy, dp_noise=noise))
         if settings_like(settings, folder.read_config()).to_dict != settings.to_dict:
             raise UsageError(
                 f"'{out}' holds a run with other options: "
@@ -121,6 +124,10 @@ def run(
             )
         return resume_run(folder.path, on_round_end, make_executor, settings, on_message, resources)
     task = build_task(settings)
+    needs_noise = settings.privacy.needs_noise
+    settings = settings.with_chosen_noise(
+        task.info.num_clients, is_simulation=make_executor is None
+    )
     io.make_folder(folder.path)
     with io.locked(folder.path):
         folder.refuse(overwrite)  # another run may have begun here meanwhile
@@ -129,6 +136,11 @@ def run(
         folder.begin(settings.to_dict, input_texts(folder, settings, task))
         folder.remove_leftovers()
         _send_warnings(settings, task, on_message)
+        if needs_noise and on_message is not None:
+            on_message(
+                f"dp_noise is {settings.privacy.dp_noise:g}: with it {settings.run.rounds} rounds "
+                f"stay within max_epsilon {settings.privacy.max_epsilon:g} (client-level)"
+            )
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -417,6 +429,7 @@ class RunSession:
             memory_budget,
             settings.client_selection,
         )
+        self.min_replies = self.simulation.executor.min_replies
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.start_time = time.monotonic()
         self.last_save = self.start_time
@@ -473,6 +486,9 @@ class RunSession:
                 self.accountant.count_lost(request)
         with threads(self.plan.threads), interruptible(self.folder.path) as stop_requested:
             while not self._is_finished():
+                if reason := self._privacy_limit_reached():
+                    self._stop(reason)
+                    break
                 record = self._run_round()
                 if on_round_end and (reason := on_round_end(record)):
                     self._stop(reason)
@@ -516,6 +532,31 @@ class RunSession:
         if is_due or is_late or self._is_finished():
             self._save()
         return record
+
+    def _privacy_limit_reached(self) -> str | None:
+        """Return the reason to stop if another round would pass ``max_epsilon``.
+
+        Otherwise demand as many replies of the next round as keep it within the limit: the fewer
+        uploads are in a mean, the more each of them tells.
+        """
+        privacy = self.settings.privacy
+        run = self.settings.run
+        if self.accountant is None or not privacy.max_epsilon:
+            return None
+        assert isinstance(run.participation, float | int)
+        round = self.simulation.rounds_done + 1
+        ids = rng.cohort(run.seed, round, self.task.info.num_clients, run.participation)
+        num_needed = self.accountant.min_replies_within(ids, privacy.max_epsilon)
+        if num_needed is not None:
+            self.simulation.executor.min_replies = max(self.min_replies, num_needed)
+            return None
+        reason = (
+            f"another round would take epsilon above max_epsilon {privacy.max_epsilon:g} "
+            f"(client-level, delta {privacy.dp_delta:g})"
+        )
+        if not self.records:
+            raise UsageError(f"{reason}: rounds that were lost in a crash count too")
+        return reason
 
     def _is_out_of_patience(self, record: RoundRecord) -> bool:
         """Return whether validation has not improved for ``patience`` evaluations."""
