@@ -1,4 +1,4 @@
-"""Verdicts by hand: ties, winners, sites that differ, seeds that differ, figures as people write them."""
+"""Verdicts by hand: ties, winners, sites that differ, seeds that differ, and figures in words."""
 
 from __future__ import annotations
 

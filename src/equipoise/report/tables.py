@@ -79,6 +79,7 @@ class Cell:
         return stdev(self.values) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
+        """Return mean and standard deviation as text."""
         if self.mean is None:
             return "—"
         digits = self.column.digits
