@@ -66,6 +66,7 @@ COMMANDS = {
     "config": Command("config", "config", "Show the options of a run."),
     "schema": Command("config", "schema", "Print the JSON schema of config files."),
     "list": Command("tools", "list_names", "List the methods, the tasks or the models."),
+    "studio": Command("studio", "studio", "Compare, decide and predict in your browser."),
     "privacy": Command("privacy", "privacy", "Plan noise and epsilon of a private run."),
     "flower": Command("flower", "flower", "Deploy on real machines with Flower."),
 }

@@ -513,8 +513,11 @@ def _sites(
         num_rows = int(scores.num_rows[site])
         model = _model_of_site(evidence, scores, keys, chosen, site)
         gain = Estimate(math.nan)
-        if LOCAL in keys and model in keys:
-            gain = scores.site_difference(keys[model], LOCAL, site)
+        rival = model
+        if model == LOCAL:  # what the best federated method would give this site
+            rival = PERSONAL if PERSONAL in keys else GLOBAL
+        if LOCAL in keys and rival in keys:
+            gain = scores.site_difference(keys[rival], LOCAL, site)
         found.append(
             SiteDecision(
                 name=name,
@@ -523,7 +526,7 @@ def _sites(
                 model=model,
                 scores={one: scores.at_site(key, site) for one, key in keys.items()},
                 gain=gain,
-                verdict=_site_verdict(gain, num_rows, model, evidence.metric, LOCAL in keys),
+                verdict=_site_verdict(gain, num_rows, evidence.metric, LOCAL in keys),
             )
         )
     return found
@@ -558,14 +561,12 @@ def _model_of_site(
     return best[1]
 
 
-def _site_verdict(gain: Estimate, num_rows: int, model: str, metric: str, has_own: bool) -> str:
+def _site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
     """Say in words what a site gains over its own model."""
     if num_rows == 0:
         return "no test rows"
     if not has_own:
         return ""
-    if model == LOCAL:
-        return "its own model"
     if num_rows < MIN_TEST_ROWS:
         return "too few rows to judge"
     if not math.isfinite(gain.value):

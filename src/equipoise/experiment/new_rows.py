@@ -441,6 +441,7 @@ class Evaluation:
     num_unlabelled: int
 
     def __str__(self) -> str:
+        """Return the decision and its notes."""
         return "\n".join([self.decision.headline, *self.decision.notes])
 
 

@@ -293,7 +293,7 @@ class Node:
         disk.save_model(model, self.task.frozen, text, self.settings.to_dict)
 
     def _load_state(self, disk: ClientStateStore, accepted_round: int) -> ClientState | None:
-        """Return the state after the last accepted round; ``None`` if there is none, or it is lost."""
+        """Return the state after the last accepted round; None without one, or if it is lost."""
         if not accepted_round:
             return None
         saved = disk.load(accepted_round)

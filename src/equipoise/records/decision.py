@@ -84,7 +84,8 @@ class SiteDecision:
     scores: dict[str, Estimate]
     """By kind of model, of the chosen method."""
     gain: Estimate
-    """Paired difference of the chosen method's model to the site's own model."""
+    """Paired difference to the site's own model, of the model to use; where that is the own
+    model, of the best federated method's."""
     verdict: str
 
 

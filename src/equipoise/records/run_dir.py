@@ -82,7 +82,7 @@ class Folder(CheckedFolder):
     """Requests to remote clients in the current round, written before they are sent."""
 
     def model(self, name: str) -> CheckedFile:
-        """Return a model file: ``global``, ``global-best``, ``shared``, ``frozen``, ``personal``."""
+        """Return a model file: `global`, `global-best`, `shared`, `frozen` or `personal`."""
         return self.file(f"{MODELS}/{name}.safetensors")
 
     def outputs(self, split: str) -> CheckedFile:
@@ -357,6 +357,7 @@ class LogFollower:
     """Reader of the rounds of a run that may still go on."""
 
     def __init__(self, folder: Folder) -> None:
+        """Follow the rounds of a run folder."""
         self._folder = folder
         self._offset = 0
         self.records: list[RoundRecord] = []

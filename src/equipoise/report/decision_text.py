@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from equipoise.records.decision import Candidate, Decision, SiteDecision
+from equipoise.report.blocks import Block, Heading, Notes, Table, TableCell, TableColumn
 from equipoise.report.terminal import fit_table
 from equipoise.utils import io as files
 from equipoise.utils.metrics import format_score
@@ -91,7 +92,7 @@ def site_titles(decision: Decision) -> list[str]:
     return [
         "site",
         *(["trained on"] if has_training else []),
-        "rows",
+        "tested on",
         *kinds,
         "gain over own",
         "verdict",
@@ -113,8 +114,45 @@ def site_cells(decision: Decision, site: SiteDecision) -> list[str]:
             cells.append(estimate.score_text(decision.metric))
         else:
             cells.append(format_score(decision.metric, estimate.value))
-    gain = "" if site.model == "local" else site.gain.difference_text(decision.metric)
+    gain = site.gain.difference_text(decision.metric)
     return [*cells, gain, site.verdict, KIND_TITLES[site.model]]
+
+
+def decision_blocks(decision: Decision) -> list[Block]:
+    """Make the first screen of a report: candidates, sites and notes."""
+    candidates = [
+        [
+            TableCell(text, value)
+            for text, value in zip(
+                candidate_cells(decision, one),
+                (None, one.weighted.value, one.unweighted.value, None, None),
+                strict=True,
+            )
+        ]
+        for one in decision.candidates
+    ]
+    higher = decision.higher_is_better
+    titles = [TableColumn(title, higher) for title in candidate_titles(decision)]
+    sites = [
+        [TableCell(text, _cell_number(text)) for text in site_cells(decision, site)]
+        for site in decision.sites
+    ]
+    site_head = [TableColumn(title, higher) for title in site_titles(decision)]
+    return [
+        Table(titles, candidates),
+        Heading("Sites"),
+        Table(site_head, sites),
+        Notes(decision.notes),
+    ]
+
+
+def _cell_number(text: str) -> float | None:
+    """Return the number that a cell begins with, by which it is sorted."""
+    first = text.partition(" ")[0].replace(",", "")
+    try:
+        return float(first)
+    except ValueError:
+        return None
 
 
 def write_sites_csv(decision: Decision, path: Path) -> None:

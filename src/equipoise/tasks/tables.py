@@ -171,10 +171,10 @@ SPEC = TaskSpec(
     help="your own tables: a folder of CSV or Parquet files, one per client, "
     "or one file with a client column",
     config=TablesConfig,
-    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
     models=("mlp", "linear", "cnn1d", TREES, AUTO_MODEL),
     build=build,
-    patience=25,
+    patience=10,
 )
 
 
