@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow test-flower nginx chromium browser docs wheel bench lint clean torture
+.PHONY: demo studio test test-slow test-flower nginx chromium browser docs wheel bench lint clean torture
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,17 @@ $(SETUP): pyproject.toml constraints.txt
 
 demo: .venv/.light
 	$(BIN)/equipoise compare --task synthetic --methods fedavg,page,autopilot --warmup 20 --seeds 1 --rounds 80 --out runs/demo --overwrite
+
+# The studio with a demo table, from a fresh clone.
+.venv/.studio: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[studio,rl]"
+	@touch $@
+
+studio: .venv/.studio
+	mkdir -p runs/studio-demo
+	test -e runs/studio-demo/clinics || $(BIN)/equipoise data sample runs/studio-demo/clinics
+	cd runs/studio-demo && ../../$(BIN)/equipoise studio
 
 # A worker for each core; the tests of one file share what they make, so they stay together.
 test: lint

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make t
 
 from equipoise.data.tabular.exchange import merge_messages, summarise_site
 from equipoise.experiment import runner as runs
-from equipoise.experiment.predict import predict_file
+from equipoise.experiment.new_rows import predict_file
 from equipoise.flower import config as options
 from equipoise.flower import project
 from equipoise.records.rounds import Bytes, RoundRecord
@@ -235,7 +235,7 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     assert [low <= own <= high for low, own, high in bounds] == [True] * 3
     (tmp_path / "new.csv").write_text("a,b\n0.1,0.4\n0.9,0.2\n")
     out = tmp_path / "predicted.csv"
-    assert predict_file(Folder(app / "run"), tmp_path / "new.csv", None, out, overwrite=False) == 2
+    assert "2 predictions" in predict_file(app / "run", tmp_path / "new.csv", out)[0]
     assert out.read_text().startswith("row,predicted,p(0),p(1)\n1,")
 
 
@@ -374,7 +374,7 @@ def test_known_nodes_work_an_unknown_key_is_refused_and_so_is_another_s_place(
     project.write_app(app, {**given, "nodes": str(nodes)})
     done = cli("run", str(app), *where, env=safe_fleet.env)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2: 2 asked" in done.stdout
+    assert "round 2 of 2: 2 asked" in done.stdout
     assert_same(safe_fleet, app, same_run_in_loop(tmp_path / "loop", given), clients=2)
     assert not (safe_fleet.folder / "client-2").exists()
     assert "Failed to activate SuperNode" in safe_fleet.log("key-2")

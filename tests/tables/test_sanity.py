@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +20,14 @@ from equipoise.data.tabular.target_spec import Condition, TargetSpec
 N = 60
 
 
-def clinic(seed: int, n: int = N, **columns: object) -> dict[str, object]:
+def clinic(seed: int, n: int = N, **columns: Any) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     ill = rng.integers(0, 2, n)
     made = {"age": rng.normal(60, 8, n), "sex": rng.choice(["f", "m"], n), "ill": ill}
-    return {**made, **{name: make(rng, ill) for name, make in columns.items()}}  # type: ignore[operator]
+    return {**made, **{name: make(rng, ill) for name, make in columns.items()}}
 
 
-def notes(clients: dict[str, dict[str, object]], **choices: str) -> list[str]:
+def notes(clients: dict[str, dict[str, Any]], **choices: str) -> list[str]:
     config = TableConfig(**{"target": "ill", **choices})
     made = build_federation(tables_from_values(clients), config, np.random.default_rng(0))
     return list(made.notes)
@@ -42,7 +43,7 @@ def test_sums_by_hand() -> None:
     )
     spec = TargetSpec(Condition("ill"))
     x, c = associations(table, spec, "classification")
-    # Values 1, 2, 2, 3, missing (lowest); rows of class 1 are above: 1, 2 (half for the tie), 3 of 2.
+    # Values 1, 2 | 2, 3, missing (lowest): 1.5, 2 and 0 of the two rows of class 0 are below.
     assert (x.column, x.label, x.sums) == ("x", "1", (3.5, 6.0))
     assert c.sums == (6.0, 6.0)  # both other rows with 'b' are of class 1, with 'a' none is
     y = TargetSpec(Condition("x"))
@@ -129,7 +130,7 @@ def test_sites_that_are_apart_find_the_same(tmp_path: Path) -> None:
             with open(folder / f"{file}.csv", "w", newline="") as stream:
                 writer = csv.writer(stream)
                 writer.writerow(rows)
-                writer.writerows(zip(*map(list, rows.values()), strict=True))  # type: ignore[call-overload]
+                writer.writerows(zip(*map(list, rows.values()), strict=True))
         texts[name] = summarise_site(folder, name, TableConfig(target="ill"))
     _, found = merge_messages(texts, TableConfig(target="ill"))
     assert any("column 'result': alone nearly decides the target (AUC 1.000)" in n for n in found)
@@ -142,7 +143,7 @@ def test_a_run_says_it_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFi
         with open(tmp_path / f"{name}.csv", "w", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow(rows)
-            writer.writerows(zip(*map(list, rows.values()), strict=True))  # type: ignore[call-overload]
+            writer.writerows(zip(*map(list, rows.values()), strict=True))
     given = ["--data", str(tmp_path), "--target", "ill"]
     assert main(["data", "describe", *given]) == 0
     assert "alone nearly decides" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Hostile values and files: one line, exit code 2, before any work; Ctrl-C ends within seconds."""
 
+import math
 import os
 import signal
 import subprocess
@@ -50,6 +51,7 @@ def test_numbers_beyond_measure_are_one_line(option, value, tmp_path, capsys):
         (["--features", str(10**9)], "--features"),
         (["--classes", str(10**9)], "--classes"),
         (["--epochs", str(10**8)], "--epochs"),
+        (["--batch-size", str(10**12)], "--batch-size"),
     ],
 )
 def test_a_run_that_cannot_fit_is_refused_with_the_figure(options, words, tmp_path, capsys):
@@ -61,11 +63,11 @@ def test_a_run_that_cannot_fit_is_refused_with_the_figure(options, words, tmp_pa
 
 
 def test_the_estimate_of_batch_plans_is_that_of_their_arrays(monkeypatch):
-    """6 clients, 2 epochs: three copies of int64 orders [6, 2, rows of the largest client]."""
+    """6 clients, 2 epochs: three copies of int64 orders [6, 2, rows], in full batches of 8."""
     task = small_task()
     sizes = task.data.sizes(np.arange(6), "train")
-    needed = 3 * 8 * 6 * 2 * int(sizes.max())
-    settings = RunSettings.from_options({"epochs": 2, "clients": 6})
+    needed = 3 * 8 * 6 * 2 * 8 * math.ceil(sizes.max() / 8)
+    settings = RunSettings.from_options({"epochs": 2, "clients": 6, "batch_size": 8})
     monkeypatch.setattr(memory, "available_memory", lambda: needed)
     memory.check_training(settings, task)
     monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)

@@ -10,12 +10,14 @@ from equipoise.cli.options import parse_several_methods
 from equipoise.cli.parser import Parser, add_output, add_resources, resources_from
 from equipoise.cli.run import show_and_track
 from equipoise.experiment import compare as comparison
+from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.runner import Interrupted, OnRoundEnd
 from equipoise.experiment.tune import read_best
 from equipoise.methods import find_method
 from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.records.summary import Summary
-from equipoise.report import html, tables
+from equipoise.report import tables
+from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers, parse_tracker_names
 from equipoise.settings.option_registry import options, resolve_names
@@ -93,7 +95,7 @@ def compare(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    report = html.try_write_report(out)
+    report = conclude(out)
     if not values["quiet"]:
         _print_table(by_method, columns, out, report)
     return 0
@@ -104,10 +106,15 @@ def _print_table(
 ) -> None:
     """Print the table of a finished comparison and where its files are."""
     console = make_console()
-    rows = tables.summary_rows(by_method, columns)
-    notes = tables.undefined_notes(by_method, columns)
-    print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
-    console.print(f"tables and runs are in {out}", highlight=False)
+    decision = read_decision(out)
+    if decision is None:
+        rows = tables.summary_rows(by_method, columns)
+        notes = tables.undefined_notes(by_method, columns)
+        print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
+    else:
+        print_decision(decision, console)
+        console.print(f"next: equipoise choose {out}", highlight=False)
+    console.print(f"all figures: {out / 'table.md'}; runs are in {out}", highlight=False)
     console.print(report, highlight=False, markup=False, soft_wrap=True)
 
 

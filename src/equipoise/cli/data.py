@@ -64,10 +64,11 @@ def _describe_tables(settings: RunSettings, given: Values, as_json: bool) -> int
     """Print a description of raw tables; return 2 if their problems would stop a run."""
     from equipoise.data.tabular.description import describe_tables
     from equipoise.data.tabular.io import scan_tables
+    from equipoise.experiment.runner import task_config_of
     from equipoise.report.data_description import tables_json, tables_text
     from equipoise.tasks.tables import split_generator
 
-    config = settings.task_config
+    config = task_config_of(settings)
     assert isinstance(config, TablesConfig)
     tables, diagnostics = scan_tables(config.path, config.client_column, config)
     rng = split_generator(settings.run.seed)

@@ -48,11 +48,17 @@ COMMANDS = {
     "resume": Command("run", "resume", "Continue a run or a comparison that was stopped."),
     "watch": Command("tools", "watch", "Follow a run or a comparison from another terminal."),
     "report": Command("tools", "report", "Write one HTML page about one run or several."),
-    "export": Command(
-        "tools", "export", "Write a model of a run as safetensors, ONNX or TorchScript."
+    "choose": Command(
+        "models",
+        "choose",
+        "Say which model each site should use, and train it on all rows.",
     ),
+    "evaluate": Command(
+        "models", "evaluate", "Score models on new rows, beside a constant and the site's own."
+    ),
+    "predict": Command("models", "predict", "Predict new rows of a table, site by site."),
+    "export": Command("models", "export", "Write a model as safetensors, ONNX or TorchScript."),
     "play": Command("tools", "play", "Play an episode of an agent of a run, and film it."),
-    "predict": Command("tools", "predict", "Predict new rows of a table with a model of a run."),
     "certify": Command(
         "tools", "certify", "Measure what a client or the server would gain by deviating alone."
     ),
@@ -60,6 +66,8 @@ COMMANDS = {
     "config": Command("config", "config", "Show the options of a run."),
     "schema": Command("config", "schema", "Print the JSON schema of config files."),
     "list": Command("tools", "list_names", "List the methods, the tasks or the models."),
+    "studio": Command("studio", "studio", "Compare, decide and predict in your browser."),
+    "privacy": Command("privacy", "privacy", "Plan noise and epsilon of a private run."),
     "flower": Command("flower", "flower", "Deploy on real machines with Flower."),
 }
 """All commands by name, in the order of ``equipoise --help``."""

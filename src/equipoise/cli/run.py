@@ -17,6 +17,8 @@ from equipoise.cli.parser import (
     resources_from,
 )
 from equipoise.experiment import runner
+from equipoise.experiment.compare import with_table_defaults
+from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.model_choice import choose_model
 from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
@@ -24,7 +26,8 @@ from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.records.summary import Summary
-from equipoise.report import html, tables
+from equipoise.report import tables
+from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers
 from equipoise.settings.resources import ResourceConfig
@@ -48,11 +51,13 @@ def run(arguments: list[str]) -> int:
     add_output(parser, "runs/last")
     add_resources(parser)
     values, given = parse_run_options(parser, arguments)
-    settings = RunSettings.from_options(given)
+    settings = RunSettings.from_options(with_table_defaults(given))
     resources = resources_from(values)
     out = Path(values["out"])
     if is_worker_rank():
-        run_worker(settings, runner.build_task(settings), resources, out)
+        task = runner.build_task(settings)
+        settings = settings.with_chosen_noise(task.info.num_clients, is_simulation=True)
+        run_worker(settings, task, resources, out)
         return 0
 
     if settings.run.model == AUTO_MODEL:
@@ -159,7 +164,7 @@ def _train_with_progress(
             file=sys.stderr,
         )
         return 1
-    report = html.try_write_report(out)
+    report = conclude(out)
     if not quiet:
         _print_summary(title, summary, out, report)
     return 0
@@ -184,11 +189,16 @@ def _print_notes(quiet: bool) -> OnMessage | None:
 
 def _print_summary(title: str, summary: Summary, out: Path, report: str) -> None:
     """Print the scores of a finished run and where its files are."""
-    columns = tables.summary_columns(summary)
-    by_method = {summary.about.method: [summary]}
-    notes = tables.undefined_notes(by_method, columns)
     console = make_console()
-    print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
+    decision = read_decision(out)
+    if decision is None:
+        columns = tables.summary_columns(summary)
+        by_method = {summary.about.method: [summary]}
+        notes = tables.undefined_notes(by_method, columns)
+        print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
+    else:
+        print_decision(decision, console)
+        console.print(f"next: equipoise choose {out}", highlight=False)
     if summary.stopped:
         console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
     if summary.privacy:

@@ -19,9 +19,15 @@ import torch
 from torch import Tensor
 
 from equipoise.config.schema import Options
-from equipoise.core.blocks import matching_blocks, require_blocks
 from equipoise.core.client import Client
-from equipoise.core.messages import ClientUpdate, LocalHParams, ServerMessage, TrainingConfig
+from equipoise.core.messages import (
+    ClientUpdate,
+    LocalHParams,
+    ServerMessage,
+    TrainingConfig,
+    matching_blocks,
+    require_blocks,
+)
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
 from equipoise.core.task import Task
@@ -61,6 +67,7 @@ class Capabilities:
             (agents that are rewarded then).
         runs_trial_training: Clients also train on trial, beside what they decided, so that no
             deadline can be met by deciding less.
+        needs_server_data: The server evaluates models on rows of its own.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
         uploads_vary: Uploads have other names or shapes in other rounds.
     """
@@ -70,6 +77,7 @@ class Capabilities:
     needs_common_start: bool = False
     needs_same_round_replies: bool = False
     runs_trial_training: bool = False
+    needs_server_data: bool = False
     learner_kind: str = "gradient"
     uploads_vary: bool = False
 
@@ -96,6 +104,7 @@ class Method(Options):
     _overridden_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **more: Any) -> None:
+        """Find the hooks that a subclass overrides."""
         super().__init_subclass__(**more)
         deciding = [kind for kind in cls.__mro__ if not vars(kind).get("is_pass_through", False)]
         cls._overridden_hooks = frozenset(
@@ -310,8 +319,8 @@ class Method(Options):
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
         """Train what decides at the server, such as agents, after the round's aggregation.
 
-        It is called once per round, after `aggregate`. What this round's weights depend on cannot be
-        learned here.
+        It is called once per round, after `aggregate`. What this round's weights depend on cannot
+        be learned here.
 
         Args:
             server: The server, with the new global model and the state that `aggregate` returned.

@@ -196,7 +196,8 @@ def _deviations(method: Method, task: Task, actions: Tensor, played: LocalHParam
     max_epochs = getattr(method, "max_epochs", page.max_epochs)
     lr_min, lr_max = page.lr_range(task)
     if isinstance(method, DapFL):
-        lr_min, lr_max = method.lr_min, method.lr_max
+        lr_min = method.lr_min
+        lr_max = method.lr_max
     epochs = absolute_epochs(actions[..., 0], max_epochs).flatten()
     lr = absolute_lr(actions[..., 1], lr_min, lr_max).flatten()
     return LocalHParams(epochs.to(played.epochs.dtype), lr.to(played.lr.dtype))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from equipoise.clock.config import ClockConfig
-from equipoise.experiment.runner import OnRoundEnd, build_task, run
+from equipoise.data.splits import UserRowShares
+from equipoise.experiment.row_outputs import LOCAL
+from equipoise.experiment.runner import OnRoundEnd, build_task, needs_server_rows, run
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.records.summary import Compared, Summary
@@ -117,10 +119,13 @@ def compare(
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: must be at least 1")
     plan: list[tuple[str, RunSettings, Path]] = []
-    for method, given in cells.items():
+    for method, given in with_common_rows(cells).items():
         for seed in range(seeds):
-            settings = settings_of({"method": method, **given, "seed": given.get("seed", 0) + seed})
-            plan.append((method, settings, out / cell_folder(method, settings.run.seed)))
+            first = {"method": method, **given, "seed": given.get("seed", 0) + seed}
+            for fold in range(max(1, num_folds(given))):
+                settings = settings_of({**first, "fold": fold} if fold else first)
+                folder = out / cell_folder(method, settings.run.seed, fold, num_folds(given))
+                plan.append((method, settings, folder))
     _check_plan(plan, out, resume, overwrite)
     io.make_folder(out)
     if overwrite:
@@ -183,8 +188,11 @@ def _write(
 def _title(plan: Sequence[tuple[str, RunSettings, Path]], num_methods: int, num_done: int) -> str:
     """Task, rounds and seeds; and how many runs are finished, unless all are."""
     run = plan[0][1].run
-    seeds = len(plan) // num_methods
+    seeds = len({settings.run.seed for _, settings, _ in plan})
     title = f"{run.task}: {run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+    folds = len(plan) // num_methods // seeds
+    if folds > 1:
+        title += f", {folds} folds"
     if num_done < len(plan):
         title += f"; {num_done} of {len(plan)} runs finished"
     return title
@@ -195,16 +203,63 @@ def _write_pareto(out: Path, title: str, rows: tables.Rows) -> None:
     points: dict[str, tuple[float, float]] = {}
     for method, cells in rows.items():
         means = {cell.column.score: cell.mean for cell in cells if cell.column.is_main_score}
-        if means["global"] is not None and means["personal"] is not None:
-            points[method] = (means["global"], means["personal"])
+        x = means.get("global")
+        y = means.get("personal")
+        if x is not None and y is not None:
+            points[method] = (x, y)
     column = next(iter(rows.values()))[0].column
     unit = column.title.removeprefix("global ")
     figures.write_pareto_svg(points, title, out / "pareto.svg", unit, column.higher_is_better)
 
 
-def cell_folder(label: str, seed: int) -> Path:
+def cell_folder(label: str, seed: int, fold: int = 0, folds: int = 0) -> Path:
     """Return the folder of a run, relative to that of the comparison."""
-    return Path(method_folder_name(label)) / f"seed-{seed}"
+    name = f"seed-{seed}-fold-{fold}" if folds else f"seed-{seed}"
+    return Path(method_folder_name(label)) / name
+
+
+def num_folds(given: Mapping[str, Any]) -> int:
+    """Return the number of folds that options ask for; 0 without cross-validation."""
+    return int(given.get("folds", given.get("task.folds", 0)))
+
+
+def with_common_rows(cells: Cells) -> Cells:
+    """Make all methods train and test on the same rows, and train each site alone once.
+
+    If one method needs rows of the server, the server takes them for all. A comparison on tables
+    without the method ``local`` trains the sites alone beside its first method.
+
+    Args:
+        cells: Options of each method.
+
+    Returns:
+        The options, completed.
+    """
+    settings = {label: settings_of({"method": label, **given}) for label, given in cells.items()}
+    configs = [one.task_config for one in settings.values()]
+    if not all(isinstance(config, UserRowShares) for config in configs):
+        return cells
+    common: dict[str, Any] = {}
+    if any(map(needs_server_rows, settings.values())):
+        common["server_rows"] = "always"
+    has_local = any(one.run.method == LOCAL for one in settings.values())
+    first = next(iter(cells))
+    return {
+        label: {**common, "local_baseline": label == first and not has_local, **given}
+        for label, given in cells.items()
+    }
+
+
+def with_table_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete the options of a single run as :func:`with_common_rows` does.
+
+    Args:
+        given: Options of the run, with its method.
+
+    Returns:
+        The options; a run on tables trains each site alone too, unless told otherwise.
+    """
+    return with_common_rows({"run": dict(given)})["run"]
 
 
 def suitable(cells: Cells) -> tuple[Cells, dict[str, str]]:

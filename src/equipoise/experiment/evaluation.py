@@ -29,13 +29,22 @@ from equipoise.core import (
 )
 from equipoise.environments.deep_task import DeepRLTask
 from equipoise.environments.heldout import heldout_returns
+from equipoise.experiment.row_outputs import (
+    CONSTANT,
+    GLOBAL,
+    LOCAL,
+    PERSONAL,
+    RowOutputs,
+    site_scores,
+)
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
 from equipoise.records.scores import ClientFinalScores, Evaluations, Scores
-from equipoise.records.summary import Finetuned, Newcomers
+from equipoise.records.summary import Finetuned, ModelScore, Newcomers
 from equipoise.simulation.executor_selection import EXECUTORS, ExecutorPlan, MakeExecutor
 from equipoise.simulation.executors import init_client_states
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree, rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
@@ -68,6 +77,12 @@ class FinalScores:
     """Scores ``[K]`` of the personal models of all participants."""
     columns: Mapping[str, list[float]] = field(default_factory=dict)
     """Further columns of clients.csv: confidence interval and baselines of the metric."""
+    same_rows: dict[str, ModelScore] = field(default_factory=dict)
+    """The metric on the clients' test rows, by kind of model."""
+    outputs: Mapping[str, RowOutputs] = field(default_factory=dict)
+    """What all kinds of models say about the test and validation rows of named clients."""
+    baselines: Params = field(default_factory=dict)
+    """Constant and local models of named clients, as ``baselines.safetensors`` has them."""
 
     def added_to(self, test: Evaluations) -> Evaluations:
         """Return the evaluations of the last round with the scores that they lack."""
@@ -104,30 +119,151 @@ def final_scores(
         make: Makes the executor of that baseline.
 
     Returns:
-        The scores; remote clients score their own models and report the result.
+        The scores; remote clients score their own models and report the result. Without a test
+        split there are baselines, but no scores.
     """
-    method = simulation.method
     task = simulation.task.with_all_metrics()
     if task is simulation.task:
         return FinalScores()
     found: dict[str, float] = {}
+    has_test = task.has_split("test")
     with torch.no_grad():
-        if method.has_global(task):
+        if simulation.method.has_global(task) and has_test:
             whole = task.evaluate_server(
                 {name: value.unsqueeze(0) for name, value in simulation.params.items()}, "test"
             )
             found = {name: float(value[0]) for name, value in whole.items()}
         if not simulation.executor.keeps_models:
             return _reported_scores(found, simulation)
-        personal = _evaluated(task, personal_model_batches(simulation), len(simulation.store.ids))
-        columns: dict[str, list[float]] = {}
-        if personal and isinstance(task, SupervisedTask) and task.info.client_names:
-            columns = _baseline_columns(
-                task, personal_model_batches(simulation), simulation.schedule.seed
+        final = FinalScores(found)
+        if has_test:
+            final = _client_scores(task, simulation, final)
+        has_models = bool(final.personal) or not has_test
+        if has_models and isinstance(task, ExamplesTask) and task.info.client_names:
+            final = _with_baselines(task, simulation, final, local_baseline, make)
+    return final
+
+
+def _client_scores(task: Task, simulation: FederatedSimulation, final: FinalScores) -> FinalScores:
+    """Add the scores of personal and global models on the clients' own test rows."""
+    ids = simulation.store.ids
+    personal = _evaluated(task, personal_model_batches(simulation), len(ids))
+    same_rows: dict[str, ModelScore] = {}
+    if personal and isinstance(task, ExamplesTask):
+        num_rows = task.num_rows(torch.from_numpy(ids), "test")
+        same_rows[PERSONAL] = mean_scores(
+            personal[task.info.metric], num_rows, task.info.higher_is_better
+        )
+        if simulation.method.has_global(task):
+            primary = task.with_primary_metric(task.info.metric)
+            values = _evaluated(primary, _global_model_batches(simulation), len(ids))
+            same_rows[GLOBAL] = mean_scores(
+                values[task.info.metric], num_rows, task.info.higher_is_better
             )
-            if local_baseline:
-                columns[f"local_{task.info.metric}"] = _local_baseline(simulation, make).tolist()
-    return FinalScores(found, personal, columns)
+    return replace(final, personal=personal, same_rows=same_rows)
+
+
+def mean_scores(values: Tensor, num_rows: Tensor, higher_is_better: bool) -> ModelScore:
+    """Average a score over clients, each client alike and each row alike.
+
+    Args:
+        values: Score of each client ``[K]``; NaN if it is undefined.
+        num_rows: Rows of each client ``[K]``.
+        higher_is_better: Whether a larger score is better.
+    """
+    values = values.double()
+    known = torch.isfinite(values)
+    if not bool(known.any()):
+        return ModelScore(None, None, 0)
+    weight = num_rows[known].double()
+    weighted = float((values[known] * weight).sum() / weight.sum())
+    decile = float(np.quantile(values[known].numpy(), 0.1 if higher_is_better else 0.9))
+    return ModelScore(float(values[known].mean()), weighted, int(known.sum()), decile)
+
+
+def _global_model_batches(simulation: FederatedSimulation) -> ModelBatches:
+    """Iterate over the clients as if each of them used the global model."""
+    for ids in client_batches(simulation.store.ids):
+        stack = {
+            name: value.expand(len(ids), *value.shape) for name, value in simulation.params.items()
+        }
+        yield ids, stack
+
+
+def _with_baselines(
+    task: ExamplesTask,
+    simulation: FederatedSimulation,
+    final: FinalScores,
+    local_baseline: bool,
+    make: MakeExecutor,
+) -> FinalScores:
+    """Add constants, local models, and what all models say about the clients' rows."""
+    ids = simulation.store.ids
+    constants = torch.stack([constant_outputs(task, int(client)) for client in ids])
+    baselines: Params = {"client_ids": torch.from_numpy(ids), CONSTANT: constants}
+    models: dict[str, ModelBatches] = {}
+    if local_baseline:
+        local = _train_alone(simulation, make)
+        baselines |= {f"{LOCAL}.{name}": value for name, value in local.items()}
+        models[LOCAL] = _batches_of(ids, local)
+    if simulation.method.has_global(task):
+        models[GLOBAL] = _global_model_batches(simulation)
+    models[PERSONAL] = personal_model_batches(simulation)
+    by_model = {name: _row_outputs(task, batches) for name, batches in models.items()}
+    outputs: dict[str, RowOutputs] = {}
+    for split in ("test", "val"):
+        if not task.has_split(split):
+            continue
+        rows = _labelled_rows(task, ids, split)
+        found = {name: parts[split] for name, parts in by_model.items() if split in parts}
+        found[CONSTANT] = constants[torch.from_numpy(rows.site)]
+        outputs[split] = replace(rows, outputs=found)
+    if "test" not in outputs:
+        return replace(final, outputs=outputs, baselines=baselines)
+    seed = simulation.schedule.seed
+    columns = _baseline_columns(task, personal_model_batches(simulation), seed)
+    num_rows = task.num_rows(torch.from_numpy(ids), "test")
+    columns["test_rows"] = num_rows.tolist()
+    same_rows = dict(final.same_rows)
+    for name in (GLOBAL, LOCAL, CONSTANT):
+        if name not in outputs["test"].outputs:
+            continue
+        scores = site_scores(outputs["test"], task.objective, name, task.info.metric)
+        columns[f"{name}_{task.info.metric}"] = scores.tolist()
+        same_rows[name] = mean_scores(scores, num_rows, task.info.higher_is_better)
+    return replace(
+        final, columns=columns, same_rows=same_rows, outputs=outputs, baselines=baselines
+    )
+
+
+def constant_outputs(task: ExamplesTask, client: int) -> Tensor:
+    """Return the outputs ``[outputs]`` of the best constant prediction for a client."""
+    _, y = task.client_rows(client, "train")
+    return task.objective.constant_output(y).float()
+
+
+def _labelled_rows(task: ExamplesTask, ids: Ints, split: str) -> RowOutputs:
+    """Return the rows of a split without outputs, in the order of the clients."""
+    own = task.data.split(ids, split)
+    site = np.repeat(np.arange(len(ids)), own.size)
+    within = np.arange(len(site)) - np.repeat(np.cumsum(own.size) - own.size, own.size)
+    place = np.repeat(own.start, own.size) + within
+    row = task.data.row_ids[split][place] if split in task.data.row_ids else place
+    names = tuple(task.info.client_names[k] for k in ids)
+    return RowOutputs(names, site, row.astype(np.int64), own.y[torch.from_numpy(place)], {})
+
+
+def _row_outputs(task: ExamplesTask, batches: ModelBatches) -> dict[str, Tensor]:
+    """Return what each client's model says about the client's rows, by split."""
+    splits = [split for split in ("test", "val") if task.has_split(split)]
+    parts: dict[str, list[Tensor]] = {split: [] for split in splits}
+    for ids, models in batches:
+        for k, client in enumerate(ids):
+            model = pytree.to_device(pytree.index(models, k), task.device)
+            for split in splits:
+                x, _ = task.client_rows(int(client), split)
+                parts[split].append(task.logits(model, x).float().cpu())
+    return {split: torch.cat(outputs) for split, outputs in parts.items() if outputs}
 
 
 def _evaluated(task: Task, batches: ModelBatches, clients: int) -> Params:
@@ -229,20 +365,25 @@ def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation
     return FinalScores(found, personal, columns("beside"))
 
 
-def _local_baseline(simulation: FederatedSimulation, make: MakeExecutor) -> Tensor:
-    """Train every client alone for as many rounds; return the metric ``[K]``."""
+def _train_alone(simulation: FederatedSimulation, make: MakeExecutor) -> Params:
+    """Train every client alone for as many rounds; return the models ``[K, ...]``."""
     s = simulation.schedule
-    task = simulation.task
     schedule = RoundLoopConfig(
         s.num_rounds, s.seed, s.participation, s.executor, s.num_rounds, keep_models=True
     )
-    alone = FederatedSimulation(Local(), task, simulation.training, schedule, make)
-    for _ in range(s.num_rounds):
+    alone = FederatedSimulation(Local(), simulation.task, simulation.training, schedule, make)
+    for _ in range(simulation.rounds_done):
         alone.run_round()
-    batches = (
-        (ids, alone.store.held(ids).local_params) for ids in client_batches(simulation.store.ids)
-    )
-    return _evaluated(task, batches, len(simulation.store.ids))[task.info.metric].double()
+    return alone.store.held(simulation.store.ids).local_params
+
+
+def _batches_of(ids: Ints, stack: Params) -> ModelBatches:
+    """Split a stack of all clients' models into batches."""
+    start = 0
+    for batch in client_batches(ids):
+        end = start + len(batch)
+        yield batch, {name: value[start:end] for name, value in stack.items()}
+        start = end
 
 
 def hold_out(task: ExperimentTask, share: float, seed: int) -> ExperimentTask:

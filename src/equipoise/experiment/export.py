@@ -31,7 +31,12 @@ Facts = dict[str, str]
 
 
 def export(
-    path: Path, client: int | None, form: str, out: Path | None, settings: RunSettings | None = None
+    path: Path,
+    client: int | None,
+    form: str,
+    out: Path | None,
+    settings: RunSettings | None = None,
+    is_local: bool = False,
 ) -> tuple[Path, float]:
     """Write a model of a run and check that it predicts as the original.
 
@@ -41,6 +46,7 @@ def export(
         form: ``safetensors``, ``onnx`` or ``torchscript``.
         out: File to write; one in the folder of the run if None.
         settings: Options of a run whose task or method was made in Python.
+        is_local: Whether to write the model that the client trained alone, as a baseline.
 
     Returns:
         The file, and the largest relative difference of its logits from the original's.
@@ -52,7 +58,7 @@ def export(
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
     folder = Folder(path)
     folder.demand()
-    params = read_model(folder, client)
+    params = read_model(folder, client, is_local)
     module, card = network_of(folder, settings)
     module.load_state_dict(params, strict=False)
     facts = card.facts(client)

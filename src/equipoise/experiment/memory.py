@@ -11,13 +11,14 @@ import torch
 from equipoise.core import SupervisedTask, Task
 from equipoise.data.datasets.synthetic import MAX_IN_MEMORY, SyntheticConfig
 from equipoise.settings.run_settings import RunSettings
-from equipoise.simulation.chunking import MAX_JOINED_CLIENTS, split_into_chunks
+from equipoise.simulation.executors import MAX_JOINED_CLIENTS, split_into_chunks
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
 BYTES_PER_CLIENT = 32  # indices and flags of each client of the population
 BYTES_PER_PARTICIPANT = 512  # scores, counts and indices of each client of a cohort
 PLAN_COPIES = 3  # copies of a batch plan while it is made: random words, orders, batches
+MAX_COUNTED_CLIENTS = 2000  # clients whose rows are counted; generated ones take time to count
 GIB = 2**30
 
 
@@ -42,13 +43,13 @@ def check_population(settings: RunSettings) -> None:
         UsageError: If they do not fit.
     """
     config = settings.task_config
-    clients = getattr(config, "clients", None)
+    clients = getattr(config, "clients", getattr(config, "agents", None))
     needs: list[Need] = []
     if isinstance(clients, int):
         first = settings.run.at(1, settings.run.rounds)
         cohort = rng.cohort_size(clients, first.participation)
         size = clients * BYTES_PER_CLIENT + cohort * BYTES_PER_PARTICIPANT
-        needs.append(Need(size, f"{clients:,} clients", "--clients or --participation"))
+        needs.append(Need(size, f"{clients:,} clients", "their number or --participation"))
     if isinstance(config, SyntheticConfig):
         rows = min(config.clients, MAX_IN_MEMORY) * config.samples
         size = 4 * rows * config.features
@@ -76,10 +77,11 @@ def check_training(settings: RunSettings, task: Task) -> None:
     cohort = rng.cohort_size(task.info.num_clients, first.participation)
     chunk = max(part.stop - part.start for part in split_into_chunks(cohort, 1))
     stacked = 1 if run.executor == "loop" else min(cohort, max(chunk, MAX_JOINED_CLIENTS))
-    rows = _largest_client(settings, task)
+    batches = -(-_largest_client(settings, task) // training.batch_size)
+    rows = batches * training.batch_size  # the last batch is padded
     size = 8 * PLAN_COPIES * stacked * training.epochs * rows
     purpose = f"the batches of {stacked} clients with {training.epochs:,} epochs each"
-    remedy = "--epochs (or take more --rounds), or --executor loop"
+    remedy = "--epochs (or take more --rounds) or --batch-size, or take --executor loop"
     _refuse([Need(size, purpose, remedy)])
 
 
@@ -88,7 +90,7 @@ def _largest_client(settings: RunSettings, task: Task) -> int:
     run = settings.run
     first = run.at(1, run.rounds)
     ids = rng.cohort(run.seed, 1, task.info.num_clients, first.participation)
-    return int(task.num_examples(torch.from_numpy(ids)).max())
+    return int(task.num_examples(torch.from_numpy(ids[:MAX_COUNTED_CLIENTS])).max())
 
 
 def _refuse(needs: list[Need]) -> None:

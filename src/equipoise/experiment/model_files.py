@@ -7,12 +7,13 @@ from equipoise.records.run_dir import Folder
 from equipoise.utils.errors import UsageError
 
 
-def read_model(folder: Folder, client: int | None) -> Params:
+def read_model(folder: Folder, client: int | None, is_local: bool = False) -> Params:
     """Read one model of a finished run, without building its task.
 
     Args:
         folder: Folder of the run.
         client: Client of a personal model; None for the global model.
+        is_local: Whether to read the model that the client trained alone, as a baseline.
 
     Returns:
         All parameters, the frozen ones included.
@@ -28,7 +29,11 @@ def read_model(folder: Folder, client: int | None) -> Params:
             "personal": "kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: the run is not finished, or {reasons[name]}")
-    tensors = file.read_tensors()
+    tensors = folder.baselines.read_tensors() if is_local else file.read_tensors()
+    if is_local:
+        prefix = "local."
+        local = {name.removeprefix(prefix): v for name, v in tensors.items() if prefix in name}
+        tensors = {"client_ids": tensors["client_ids"], **local}
     base = folder.model("frozen")
     frozen = base.read_tensors() if base.exists() else {}
     if client is None:

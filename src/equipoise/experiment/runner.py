@@ -19,6 +19,7 @@ import torch
 from equipoise.clock.devices import DevicePopulation
 from equipoise.core import ExperimentTask, Params, SupervisedTask
 from equipoise.data.poisoning import DATA_ATTACKS
+from equipoise.data.splits import UserRowShares
 from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, input_texts
 from equipoise.experiment.evaluation import (
     FinalScores,
@@ -63,9 +64,10 @@ from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.poisoning import backdoor_success_rate, poison
 from equipoise.utils import io, rng, serialization
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, refuse_all
 from equipoise.utils.pytree import Ints
 
+MAX_CHECKED_ROUNDS = 1000  # of a schedule, evenly spaced, the first and the last included
 MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
@@ -112,6 +114,9 @@ def run(
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.has_config() and resume:
+        if settings.privacy.needs_noise:  # it was chosen when the run began
+            noise = float(folder.read_config()["dp_noise"])
+            settings = replace(settings, privacy=replace(settings.privacy, dp_noise=noise))
         if settings_like(settings, folder.read_config()).to_dict != settings.to_dict:
             raise UsageError(
                 f"'{out}' holds a run with other options: "
@@ -119,6 +124,10 @@ def run(
             )
         return resume_run(folder.path, on_round_end, make_executor, settings, on_message, resources)
     task = build_task(settings)
+    needs_noise = settings.privacy.needs_noise
+    settings = settings.with_chosen_noise(
+        task.info.num_clients, is_simulation=make_executor is None
+    )
     io.make_folder(folder.path)
     with io.locked(folder.path):
         folder.refuse(overwrite)  # another run may have begun here meanwhile
@@ -127,6 +136,11 @@ def run(
         folder.begin(settings.to_dict, input_texts(folder, settings, task))
         folder.remove_leftovers()
         _send_warnings(settings, task, on_message)
+        if needs_noise and on_message is not None:
+            on_message(
+                f"dp_noise is {settings.privacy.dp_noise:g}: with it {settings.run.rounds} rounds "
+                f"stay within max_epsilon {settings.privacy.max_epsilon:g} (client-level)"
+            )
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -228,7 +242,8 @@ def build_task(settings: RunSettings) -> ExperimentTask:
     run = settings.run
     check_population(settings)
     last_training = settings.training.at(run.rounds, run.rounds)
-    task = settings.task_spec.build(settings.task_config, run.model, last_training, run.seed)
+    config = task_config_of(settings)
+    task = settings.task_spec.build(config, run.model, last_training, run.seed)
     if run.init_weights or run.adapter or run.blocks:
         task = task.with_network(run.init_weights, run.adapter, run.blocks, run.seed)
     if run.metric:
@@ -253,35 +268,58 @@ def build_task(settings: RunSettings) -> ExperimentTask:
     return task
 
 
+def task_config_of(settings: RunSettings) -> Any:
+    """Return the options of the task; the server takes rows only if something needs them."""
+    config = settings.task_config
+    if not isinstance(config, UserRowShares) or config.server_rows != "auto":
+        return config
+    return replace(config, server_rows="always" if needs_server_rows(settings) else "never")
+
+
+def needs_server_rows(settings: RunSettings) -> bool:
+    """Tell whether the server of a run evaluates or prepares anything on rows of its own."""
+    return (
+        settings.method.capabilities.needs_server_data
+        or settings.run.robust.startswith("trust")
+        or settings.selection.needs_server_loss
+        or getattr(settings.task_config, "preprocess_from", "") == "server"
+    )
+
+
 def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
     """Raise ``UsageError`` for options that the method or the task does not support."""
     run = settings.run
-    if settings.timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates:
-        raise UsageError(
-            f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on "
-            "replies to what it sent in the same round; use mode sync, or another method"
-        )
+    timing = settings.timing
     selection = settings.selection
-    needs_loss = selection.needs_client_loss or selection.needs_server_loss
-    if needs_loss and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"selection {run.selection} reads losses, and agents of task '{task.info.name}' have none: "
-            "choose another"
-        )
-    if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
-        raise UsageError(
-            f"{run.method} chooses who takes part by itself: leave selection at uniform"
-        )
-    if run.finetune and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"finetune tunes on rows of data, and agents of task '{task.info.name}' have none: "
-            "leave it off"
-        )
-    if run.finetune and not (task.has_split("val") and run.save_personal):
-        raise UsageError(
-            "finetune needs validation data and the personal models: "
-            "set val_share and keep save_personal"
-        )
+    has_rows = isinstance(task, SupervisedTask)
+    is_finetunable = task.has_split("val") and run.save_personal
+    agents = f"agents of task '{task.info.name}' have none"
+    refuse_all(
+        [
+            (
+                timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates,
+                f"{run.method} is not offered in mode {timing.mode}: its server counts on replies "
+                "to what it sent in the same round; use mode sync, or another method",
+            ),
+            (
+                (selection.needs_client_loss or selection.needs_server_loss) and not has_rows,
+                f"selection {run.selection} reads losses, and {agents}: choose another",
+            ),
+            (
+                run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks,
+                f"{run.method} chooses who takes part by itself: leave selection at uniform",
+            ),
+            (
+                run.finetune and not has_rows,
+                f"finetune tunes on rows of data, and {agents}: leave it off",
+            ),
+            (
+                run.finetune and has_rows and not is_finetunable,
+                "finetune needs validation data and the personal models: set val_share and keep "
+                "save_personal",
+            ),
+        ]
+    )
 
 
 def _send_warnings(
@@ -296,13 +334,14 @@ def _send_warnings(
 
 
 def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
-    """Let the method check its options; of all rounds, if options follow schedules."""
+    """Let the method check its options; of many rounds, if options follow schedules."""
     method = settings.wrapped_method
     training = settings.training
     rounds = settings.run.rounds
     is_constant = method.at(1, rounds) is method and training.at(1, rounds) is training
-    num_checked = 1 if is_constant else rounds
-    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, num_checked + 1))
+    num_checked = 1 if is_constant else min(rounds, MAX_CHECKED_ROUNDS)
+    checked = (1 + k * (rounds - 1) // max(1, num_checked - 1) for k in range(num_checked))
+    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in checked)
     for round_method, round_training in dict.fromkeys(pairs):
         round_method.check(task, round_training)
 
@@ -310,22 +349,29 @@ def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
 def _check_deployable(settings: RunSettings) -> None:
     """Raise ``UsageError`` for options that exist only in simulations."""
     run = settings.run
-    if run.holdout_clients:
-        raise UsageError(
-            "holdout_clients is for simulations: clients that are elsewhere cannot be held out"
-        )
-    if settings.timing.needs_simulated_clock or run.selection != "uniform":
-        raise UsageError(
-            "devices, semi, deadline, overselection, until and selection are for simulations: "
-            "clients that are elsewhere have a clock of their own"
-        )
-    if run.local_baseline:
-        raise UsageError(
-            "local_baseline is for simulations: clients that are elsewhere train with "
-            "--method local"
-        )
-    if run.attack:
-        raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
+    needs_clock = settings.timing.needs_simulated_clock or run.selection != "uniform"
+    refuse_all(
+        [
+            (
+                bool(run.holdout_clients),
+                "holdout_clients is for simulations: clients that are elsewhere cannot be held out",
+            ),
+            (
+                needs_clock,
+                "devices, semi, deadline, overselection, until and selection are for simulations: "
+                "clients that are elsewhere have a clock of their own",
+            ),
+            (
+                run.local_baseline,
+                "local_baseline is for simulations: clients that are elsewhere train with "
+                "--method local",
+            ),
+            (
+                bool(run.attack),
+                "attack is for simulations: clients that are elsewhere are what they are",
+            ),
+        ]
+    )
 
 
 class RunSession:
@@ -383,6 +429,7 @@ class RunSession:
             memory_budget,
             settings.client_selection,
         )
+        self.min_replies = self.simulation.executor.min_replies
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.start_time = time.monotonic()
         self.last_save = self.start_time
@@ -439,6 +486,9 @@ class RunSession:
                 self.accountant.count_lost(request)
         with threads(self.plan.threads), interruptible(self.folder.path) as stop_requested:
             while not self._is_finished():
+                if reason := self._privacy_limit_reached():
+                    self._stop(reason)
+                    break
                 record = self._run_round()
                 if on_round_end and (reason := on_round_end(record)):
                     self._stop(reason)
@@ -455,7 +505,7 @@ class RunSession:
         # The summary comes last: it marks the run as finished.
         self.folder.write(
             {
-                **self._model_files(),
+                **self._model_files(final),
                 **self._client_tables(final),
                 self.folder.summary.name: summary_text(summary),
             }
@@ -482,6 +532,31 @@ class RunSession:
         if is_due or is_late or self._is_finished():
             self._save()
         return record
+
+    def _privacy_limit_reached(self) -> str | None:
+        """Return the reason to stop if another round would pass ``max_epsilon``.
+
+        Otherwise demand as many replies of the next round as keep it within the limit: the fewer
+        uploads are in a mean, the more each of them tells.
+        """
+        privacy = self.settings.privacy
+        run = self.settings.run
+        if self.accountant is None or not privacy.max_epsilon:
+            return None
+        assert isinstance(run.participation, float | int)
+        round = self.simulation.rounds_done + 1
+        ids = rng.cohort(run.seed, round, self.task.info.num_clients, run.participation)
+        num_needed = self.accountant.min_replies_within(ids, privacy.max_epsilon)
+        if num_needed is not None:
+            self.simulation.executor.min_replies = max(self.min_replies, num_needed)
+            return None
+        reason = (
+            f"another round would take epsilon above max_epsilon {privacy.max_epsilon:g} "
+            f"(client-level, delta {privacy.dp_delta:g})"
+        )
+        if not self.records:
+            raise UsageError(f"{reason}: rounds that were lost in a crash count too")
+        return reason
 
     def _is_out_of_patience(self, record: RoundRecord) -> bool:
         """Return whether validation has not improved for ``patience`` evaluations."""
@@ -543,6 +618,7 @@ class RunSession:
             summary,
             test=final.added_to(summary.test),
             undefined=final.undefined,
+            same_rows=final.same_rows,
             extra=extra,
             newcomers=newcomers,
             finetuned=finetuned(self.simulation) if run.finetune else None,
@@ -558,8 +634,8 @@ class RunSession:
             text += f", {count} processes"
         return text
 
-    def _model_files(self) -> dict[str, Content]:
-        """Return the card and the global, shared, frozen and personal models, by file name."""
+    def _model_files(self, final: FinalScores) -> dict[str, Content]:
+        """Return the card, all models and what they say about rows, by file name."""
         folder = self.folder
         method = self.settings.method
         files: dict[str, Content] = {}
@@ -577,6 +653,11 @@ class RunSession:
                 files[folder.model(name).name] = fill
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
             files[folder.model("personal").name] = self._fill_personal_models
+        if final.baselines:
+            fill = partial(serialization.fill_tensors, tensors=final.baselines, texts={})
+            files[folder.baselines.name] = fill
+        for split, rows in final.outputs.items():
+            files[folder.outputs(split).name] = rows.fill
         return files
 
     def _fill_personal_models(self, path: Path) -> None:

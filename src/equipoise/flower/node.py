@@ -85,6 +85,7 @@ class Node:
             raise UsageError(
                 f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
             )
+        self.settings = self.settings.with_chosen_noise(clients, is_simulation=False)
         self.id = torch.tensor(config.client)
         self.method = with_secure_aggregation(
             with_differential_privacy(self.settings.method, self.settings.privacy, draw),
@@ -266,7 +267,7 @@ class Node:
         disk.save_model(model, self.task.frozen, text, self.settings.to_dict)
 
     def _load_state(self, disk: ClientStateStore, accepted_round: int) -> ClientState | None:
-        """Return the state after the last accepted round; ``None`` if there is none, or it is lost."""
+        """Return the state after the last accepted round; None without one, or if it is lost."""
         if not accepted_round:
             return None
         saved = disk.load(accepted_round)

@@ -117,7 +117,12 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
 
     io.make_folder(out, private=True)
     summary = runner.run(
-        settings, out, resume=is_resumed, on_round_end=on_round_end, make_executor=make_executor
+        settings,
+        out,
+        resume=is_resumed,
+        on_round_end=on_round_end,
+        make_executor=make_executor,
+        on_message=say,
     )
     if executors:  # else the run was finished before
         for line in describe_clients(Folder(out), executors[-1].task.info.metric):

@@ -115,9 +115,19 @@ class CheckedFolder:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        """Refuse a path that no file system can have."""
+        if "\0" in str(self.path):
+            raise UsageError(f"the folder {str(self.path)!r} has a NUL character in its name")
+
     def file(self, name: str) -> CheckedFile:
         """Return a file by its path relative to the folder."""
         return CheckedFile(self, name)
+
+    @property
+    def decision(self) -> CheckedFile:
+        """Scores of all models on the same rows, and the verdict; of a run or a comparison."""
+        return self.file("decision.json")
 
     def states(self, name: str) -> States:
         """Return the states that a file may have; empty if the manifest does not name it."""

@@ -38,6 +38,7 @@ CHECKPOINTS = "checkpoint"
 MODELS = "models"
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
+    "decision.json",
     *INPUTS,
     *("trackers.json", "tensorboard", "wandb", MODELS, CHECKPOINTS),
 )
@@ -67,6 +68,8 @@ class Folder(CheckedFolder):
     """Summary of the finished run."""
     clients = NamedFile("clients.csv")
     """Table of clients: size, scores and traffic."""
+    baselines = NamedFile(f"{MODELS}/baselines.safetensors")
+    """Constant and local model of each named client."""
     labels = NamedFile("labels.csv")
     """Table of class counts of clients."""
     card = NamedFile(f"{MODELS}/card.json")
@@ -79,8 +82,12 @@ class Folder(CheckedFolder):
     """Requests to remote clients in the current round, written before they are sent."""
 
     def model(self, name: str) -> CheckedFile:
-        """Return a model file: ``global``, ``global-best``, ``shared``, ``frozen``, ``personal``."""
+        """Return a model file: `global`, `global-best`, `shared`, `frozen` or `personal`."""
         return self.file(f"{MODELS}/{name}.safetensors")
+
+    def outputs(self, split: str) -> CheckedFile:
+        """What all kinds of models say about the clients' ``test`` or ``val`` rows."""
+        return self.model(f"outputs-{split}")
 
     @property
     def models(self) -> Path:
@@ -350,6 +357,7 @@ class LogFollower:
     """Reader of the rounds of a run that may still go on."""
 
     def __init__(self, folder: Folder) -> None:
+        """Follow the rounds of a run folder."""
         self._folder = folder
         self._offset = 0
         self.records: list[RoundRecord] = []

@@ -65,6 +65,20 @@ class Certificate:
     """Largest relative gain of any player: 0.05 is a gain in utility of 5 %."""
 
 
+@dataclass(frozen=True)
+class ModelScore:
+    """Main metric of one kind of model on the clients' own test rows."""
+
+    mean: float | None
+    """Every client counts alike; None if the metric is undefined for all of them."""
+    weighted: float | None
+    """Every row counts alike."""
+    clients: int
+    """Clients with a defined score."""
+    worst_decile: float | None = None
+    """Score that nine of ten clients reach: the 10th percentile, of errors the 90th."""
+
+
 CONVERGENCE_WINDOW = 5  # evaluations in the moving average
 CONVERGENCE_TOLERANCE = 0.005  # half a percentage point
 
@@ -118,6 +132,9 @@ class Summary(Evaluated):
     privacy: PrivacySpent | None = None
     undefined: dict[str, int] = field(default_factory=dict)
     """Clients without a score (the AUC of one class only), which are not in its mean."""
+    same_rows: dict[str, ModelScore] = field(default_factory=dict)
+    """Scores on the clients' test rows: ``personal``, ``global``, and of named clients also
+    ``constant`` and ``local`` (trained alone). They can be compared with each other."""
     extra: Flat[dict[str, Any]] = field(default_factory=dict)
     """Entries that the task adds (:meth:`Task.summary`)."""
     newcomers: Newcomers | None = None

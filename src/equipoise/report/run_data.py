@@ -19,6 +19,8 @@ from equipoise.utils.errors import UsageError
 
 Config = dict[str, Any]
 """Options of a run by name, as `config.json` has them."""
+REPEATS = ("seed", "fold")  # options in which the runs of a group may differ
+CHOICE = "chosen"  # folder of a comparison that 'equipoise choose' writes
 MAX_RUNS = 300  # runs of one page; more make it too large to open
 
 
@@ -171,12 +173,13 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
         raise UsageError("these runs have different kinds of scores: report them apart")
     by_config: dict[str, list[RunData]] = {}
     for run in runs:
-        options = {name: value for name, value in run.config.items() if name != "seed"}
+        options = {name: value for name, value in run.config.items() if name not in REPEATS}
         by_config.setdefault(json.dumps(options, sort_keys=True), []).append(run)
     configs = [group[0].config for group in by_config.values()]
     return [
         RunGroup(
-            _label(group[0].config, configs), sorted(group, key=lambda run: run.config["seed"])
+            _label(group[0].config, configs),
+            sorted(group, key=lambda run: (run.config["seed"], run.config.get("fold", 0))),
         )
         for group in by_config.values()
     ]
@@ -185,7 +188,7 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
 def _label(config: Config, configs: Sequence[Config]) -> str:
     """Name the method, with the options that differ between groups of the same method."""
     others = [other for other in configs if other["method"] == config["method"]]
-    names = [name for name in config if name != "seed"]
+    names = [name for name in config if name not in REPEATS]
     differing = [name for name in names if any(other.get(name) != config[name] for other in others)]
     return " ".join([str(config["method"]), *(f"{name}={config[name]}" for name in differing)])
 
@@ -206,7 +209,8 @@ def find_run_folders(path: Path) -> list[Path]:
         return [path]
     # A run whose config was deleted still has its manifest, and is refused when it is read.
     named = {file.parent for name in (CONFIG, MANIFEST_FILE) for file in path.rglob(name)}
-    folders = sorted(folder for folder in named if folder != path)
+    final = {path, path / CHOICE, *(path / CHOICE).rglob("*")}  # models of 'equipoise choose'
+    folders = sorted(folder for folder in named if folder not in final)
     if not folders:
         raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
     comparison = ComparisonFolder(path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.config.schedules import Scheduled
-from equipoise.config.schema import Options, option
+from equipoise.config.schema import Options, Scheduled, option
 from equipoise.simulation.executor_selection import EXECUTORS
 
 
@@ -81,7 +80,7 @@ class RunConfig(Options):
     patience: int = option(
         -1,
         "stop after so many evaluations without a lower validation loss; 0 for never; -1 for "
-        "the task's own: 25 on tables, never elsewhere",
+        "the task's own: 10 on tables, never elsewhere",
         low=-1,
     )
     finetune: bool = option(

@@ -15,12 +15,12 @@ from equipoise.client_selection import recorded_name as selection_name
 from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import DevicePopulation
-from equipoise.config.parsing import from_config_value, to_config_value
-from equipoise.config.schedules import Schedule
+from equipoise.config.schema import Schedule, from_config_value, to_config_value
 from equipoise.core import Method, Options, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.privacy.planning import RoundPlan, check_one_round, choose_noise
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse_attack as parse_attack
@@ -130,6 +130,37 @@ class RunSettings:
             # The sensitivity of statistics of the clients' tables is unbounded.
             task_config = dataclasses.replace(task_config, preprocess_from="server")
         return cls(run, timing, training, privacy, task, task_config, method_config, selection())
+
+    def with_chosen_noise(self, num_clients: int, is_simulation: bool) -> RunSettings:
+        """Choose the noise that the planned rounds need, if only `max_epsilon` was given.
+
+        Args:
+            num_clients: Number of clients of the task.
+            is_simulation: Whether only the server knows who is drawn into a cohort.
+
+        Returns:
+            The settings with a noise, or these settings if there is nothing to choose.
+
+        Raises:
+            UsageError: If not even one round is within the limit.
+        """
+        privacy = self.privacy
+        participation = self.run.participation
+        if not privacy.max_epsilon or isinstance(participation, Schedule):
+            return self
+        plan = RoundPlan(
+            num_clients,
+            participation,
+            self.run.rounds,
+            self.run.seed,
+            amplified=is_simulation,
+            secure=self.run.secure,
+        )
+        if not privacy.needs_noise:
+            check_one_round(plan, privacy)
+            return self
+        noise = choose_noise(plan, privacy)
+        return dataclasses.replace(self, privacy=dataclasses.replace(privacy, dp_noise=noise))
 
     @property
     def wrapped_method(self) -> Method:

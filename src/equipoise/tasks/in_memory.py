@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.core import ExperimentTask, TrainingConfig
-from equipoise.data.federated_dataset import SPLITS, Federation, Ints, Target
+from equipoise.data.federated_dataset import SPLITS, Federation, InputTransform, Ints, Target
 from equipoise.data.splits import RowAssignment, UserRows, UserRowShares, assign_rows, infer_form
 from equipoise.data.tabular.diagnostics import raise_problems
 from equipoise.data.tabular.io import (
@@ -26,7 +26,6 @@ from equipoise.data.tabular.io import (
 )
 from equipoise.data.tabular.table import ClientTables
 from equipoise.data.text import texts_from_python
-from equipoise.data.transforms import InputTransform
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, text
 from equipoise.tasks import tables as own
@@ -35,7 +34,10 @@ from equipoise.training.objectives import objective_of
 from equipoise.utils.errors import UsageError, nearest
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
-"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
+"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model."""
+
+DATASET_TRAINING = TrainingConfig(epochs=1, lr=0.05, batch_size=32)
+"""Defaults for the user's own networks, which are not regularised unless asked."""
 
 LABEL_COLUMNS = ("label", "labels", "target", "y")
 """Names that the column of labels of a Hugging Face data set may have."""
@@ -191,7 +193,7 @@ def from_datasets(
         )
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
-    defaults = training or own.SPEC.training
+    defaults = training or DATASET_TRAINING
     return TaskSpec(
         name, "a task made in Python", UserRowShares, defaults, (), build, in_python=True
     )
@@ -263,16 +265,19 @@ def from_texts(
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run's first model comes from; ``fresh`` if the run's seed is to draw it layer by layer."""
+    """Where a run's first model comes from.
+
+    Attributes:
+        make: Builds the module from the shape of a sample and the number of classes.
+        fresh: Whether the run's seed draws the parameters of its layers.
+    """
 
     make: Callable[[tuple[int, ...], int], nn.Module]
     fresh: bool
 
     def module(self, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(
-                seed
-            )  # a function that builds a module draws what the run's seed says
+            torch.manual_seed(seed)  # for the random numbers of the function that builds it
             return self.make(shape, classes)
 
 
@@ -366,7 +371,7 @@ def _huggingface_pair(data: Any, where: str) -> tuple[Any, Any]:
 
 
 def to_numpy(value: Any) -> NDArray[Any]:
-    """Samples or labels as they come, as an array."""
+    """Convert samples or labels to an array; tensors may be on any device."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value

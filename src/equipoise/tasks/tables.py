@@ -106,6 +106,8 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
         seed: Seed of the split of rows.
     """
     if config.path.suffix == ".npz":
+        if config.folds:
+            raise UsageError("folds are for tables, and '.npz' holds recordings: leave it out")
         if model == TREES:
             raise UsageError("model trees is for tables, not for recordings: leave model out")
         recordings = read_recordings(config.path, config.client_column, config.target)
@@ -169,10 +171,10 @@ SPEC = TaskSpec(
     help="your own tables: a folder of CSV or Parquet files, one per client, "
     "or one file with a client column",
     config=TablesConfig,
-    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
     models=("mlp", "linear", "cnn1d", TREES, AUTO_MODEL),
     build=build,
-    patience=25,
+    patience=10,
 )
 
 

@@ -21,6 +21,17 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def refuse_all(problems: Iterable[tuple[bool, str]]) -> None:
+    """Raise one `UsageError` with all problems that are there.
+
+    Args:
+        problems: Whether each problem is there, and its message.
+    """
+    found = [message for is_there, message in problems if is_there]
+    if found:
+        raise UsageError("; ".join(found))
+
+
 def install_hint(extra: str) -> str:
     """Say how to install an optional extra, from a wheel or in a clone of the repository."""
     return f"pip install 'equipoise[{extra}]' (in a clone: pip install -e '.[{extra}]')"

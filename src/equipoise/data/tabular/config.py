@@ -51,10 +51,16 @@ class ColumnConfig(Options):
     )
 
     def __post_init__(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            UsageError: If they do.
+        """
         super().__post_init__()
         if self.event and self.target_type not in ("", "survival"):
             raise UsageError(
-                f"event is for survival, but target_type is '{self.target_type}': leave one of them out"
+                f"event is for survival, but target_type is '{self.target_type}': "
+                "leave one of them out"
             )
 
 

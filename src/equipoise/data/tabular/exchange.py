@@ -290,7 +290,8 @@ def merge_messages(
     for message in messages:
         if tuple(column.name for column in message.target) != spec.columns:
             raise UsageError(
-                f"client '{message.client}' was summarised for another target than '{spec.target.name}'"
+                f"client '{message.client}' was summarised for another target than "
+                f"'{spec.target.name}'"
             )
     return _fit_or_raise(messages, spec, config, "the statistics of the sites")
 

@@ -356,13 +356,16 @@ class Page(ComposedMethod):
         0.5, "learning rate of the Lagrangian multipliers under an energy budget", above=0
     )
 
-    # --------------------------------------------------------------------- what follows from options
+    # -------------------------------------------------------------------- what follows from options
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """Return those of the base; the server's agent sees uploads in the round that asked."""
         return replace(
-            self.inner.capabilities, needs_same_round_replies=True, aggregates_by_sum=False
+            self.inner.capabilities,
+            needs_same_round_replies=True,
+            aggregates_by_sum=False,
+            needs_server_data=True,
         )
 
     @property
@@ -419,7 +422,7 @@ class Page(ComposedMethod):
 
     @property
     def bias_scales_rewards(self) -> bool:
-        """Whether `bias` scales rewards, as in the paper; improvements have no scale of their own."""
+        """Whether `bias` scales rewards, as in the paper; improvements have no scale themselves."""
         return not self.variant.reward_is_improvement
 
     @property
@@ -485,7 +488,8 @@ class Page(ComposedMethod):
             )
         if not task.has_split(self.split):
             raise UsageError(
-                f"{self.name} rewards its agents on validation data, and task '{task.info.name}' has "
+                f"{self.name} rewards its agents on validation data, and task "
+                f"'{task.info.name}' has "
                 "none: set val_share"
             )
         super().check(task, training)
