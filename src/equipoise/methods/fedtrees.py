@@ -254,6 +254,10 @@ class FedTrees(Method):
             progress[STAGE] = interface.OWN_TREES
         return state
 
+    def ends_after(self, server: Server) -> bool:
+        """Return whether this is the round of own trees."""
+        return int(server.params["progress"][STAGE]) >= interface.OWN_TREES
+
     def should_stop(self, server: Server) -> str | None:
         """Stop when all trees are grown."""
         if int(server.params["progress"][STAGE]) < interface.DONE:

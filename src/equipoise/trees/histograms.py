@@ -257,8 +257,8 @@ def check_histograms(
         slack: Tolerance per row.
 
     Returns:
-        Per client `[K]` the first violation (0 none, 1 counts, 2 sums, 3 totals) and the rows of the
-        level.
+        Per client `[K]` the first violation (0 none, 1 counts, 2 sums, 3 totals), and the rows of
+        the level.
     """
     clients, margins, num_nodes, _, _ = sums.shape
     violation = np.zeros(clients, np.int64)
