@@ -333,7 +333,7 @@ class Method(Options):
         return server.state
 
     def ends_after(self, server: Server) -> bool:
-        """Return whether the run ends after this round, known at its start, so that it is scored."""
+        """Return whether the run ends after this round, which is then scored."""
         return False
 
     def should_stop(self, server: Server) -> str | None:
