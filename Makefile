@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow test-flower nginx chromium browser docs wheel bench lint clean torture
+.PHONY: demo studio test test-slow test-flower nginx chromium browser docs wheel bench lint clean torture
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,17 @@ $(SETUP): pyproject.toml constraints.txt
 
 demo: .venv/.light
 	$(BIN)/equipoise compare --task synthetic --methods fedavg,page,autopilot --warmup 20 --seeds 1 --rounds 80 --out runs/demo --overwrite
+
+# The studio with a demo table, from a fresh clone.
+.venv/.studio: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[studio,rl]"
+	@touch $@
+
+studio: .venv/.studio
+	mkdir -p runs/studio-demo
+	test -e runs/studio-demo/clinics || $(BIN)/equipoise data sample runs/studio-demo/clinics
+	cd runs/studio-demo && ../../$(BIN)/equipoise studio
 
 # A worker for each core; the tests of one file share what they make, so they stay together.
 test: lint
@@ -43,7 +54,7 @@ docs: $(SETUP)
 # Flower holds back packages that the rest is newer in, so it has an environment of its own.
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data]" pytest
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data,report]" pytest
 	@touch .venv-flower/.installed
 
 # Debian's nginx, where it is missing and may be installed; without it the test of the proxy is skipped.
@@ -69,8 +80,9 @@ lint: $(SETUP)
 
 # Kill runs at random moments and compare what they come to; then faults at every write, in every way.
 torture: $(SETUP)
-	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 1000 --minutes 30
-	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 1000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 2000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.fuzz --messages 2000000 --minutes 30
+	PYTHONPATH=tests $(BIN)/python -m trust.corruption --cases 4000 --minutes 30
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/trust
 
 bench: $(SETUP)

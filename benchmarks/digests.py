@@ -78,7 +78,7 @@ def _variants() -> dict[str, str]:
         "async": f"{fedavg} --mode async --devices phones",
         "oort": f"{fedavg} --participation 0.2 --selection oort",
         "learned-selection": f"{fedavg} --participation 0.2 --selection learned",
-        "page-paper": f"--method page --reading paper {SUPERVISED} {stacked}",
+        "page-paper": f"--method page --reading paper --agents shared {SUPERVISED} {stacked}",
         "page-each": f"--method page --agents per-client {SUPERVISED} {stacked}",
         "holdout": f"{fedavg} --holdout-clients 0.2",
         "finetuned": f"{fedavg} --finetune",

@@ -37,14 +37,14 @@ def gathered_scores(method: str, options: Mapping[str, Any]) -> tuple[tuple[str,
     assert isinstance(task, ExamplesTask)
     task = task.with_all_metrics()
     scores = _network(task, settings) if method == NETWORK else _scikit(task, method)
-    return task.client_names, scores
+    return task.info.client_names, scores
 
 
 def _network(task: ExamplesTask, settings: RunSettings) -> Scores:
     data, run = task.data, settings.run
     splits = {}
     for name in ("train", "val", "test"):
-        whole = data.split(np.arange(task.num_clients), name)
+        whole = data.split(np.arange(task.info.num_clients), name)
         splits[name] = (whole.x, whole.y, np.array([len(whole.y)]))
     server = {name: data.server(name) for name in ("public", "test")}
     one = Federation(splits, server, data.classes, data.transform, data.target)
@@ -53,19 +53,22 @@ def _network(task: ExamplesTask, settings: RunSettings) -> Scores:
     simulation = FederatedSimulation(find_method("fedavg")(), alone, settings.training, schedule)
     for _ in range(run.rounds):
         simulation.run_round()
-    ids = torch.arange(task.num_clients)
-    found = task.evaluate_stack(ids, pytree.stack([simulation.params] * task.num_clients), "test")
+    ids = torch.arange(task.info.num_clients)
+    found = task.evaluate_stack(
+        ids, pytree.stack([simulation.params] * task.info.num_clients), "test"
+    )
     return [
-        {name: float(values[k]) for name, values in found.items()} for k in range(task.num_clients)
+        {name: float(values[k]) for name, values in found.items()}
+        for k in range(task.info.num_clients)
     ]
 
 
 def _scikit(task: ExamplesTask, method: str) -> Scores:
     make = _maker(task, boosting=method.startswith("boosting"))
-    everybody = task.data.split(np.arange(task.num_clients), "train")
+    everybody = task.data.split(np.arange(task.info.num_clients), "train")
     pooled = None if method.endswith("local") else make(*_flat(everybody.x, everybody.y))
     scores = []
-    for client in range(task.num_clients):
+    for client in range(task.info.num_clients):
         outputs = (pooled or make(*_flat(*_rows(task, client, "train"))))(
             _flat(*_rows(task, client, "test"))[0]
         )

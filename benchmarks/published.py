@@ -78,17 +78,17 @@ def published_split(data: str, method: str) -> dict[str, Any]:
     for seed in range(SEEDS):
         task = _task(data, seed)
         policy = find_method(method)()
-        policy.check(task, task.training)
+        policy.check(task, task.info.training)
         schedule = RoundLoopConfig(ROUNDS, seed, 1.0, "stacked", ROUNDS, True)
-        simulation = FederatedSimulation(policy, task, task.training, schedule)
+        simulation = FederatedSimulation(policy, task, task.info.training, schedule)
         for _ in range(ROUNDS):
             record = simulation.run_round()
         ids, models = simulation.personal_models()
         scores = task.evaluate_stack(
             torch.from_numpy(ids), pytree.index(models, torch.arange(len(ids))), "test"
         )
-        found.append(scores[task.metric].double().numpy())
-        pooled.append(record.global_.get(task.metric))
+        found.append(scores[task.info.metric].double().numpy())
+        pooled.append(record.global_.get(task.info.metric))
     means = np.mean(found, 0)
     known = [value for value in pooled if value is not None]
     return {

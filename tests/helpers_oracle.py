@@ -20,7 +20,7 @@ def train(
     **how: Any,
 ) -> Params:
     """``epochs`` and ``lr`` as configured unless given."""
-    training = task.training
+    training = task.info.training
     epochs = torch.tensor(how.pop("epochs", training.epochs))
     lr = torch.tensor(how.pop("lr", training.lr), dtype=torch.float64)
     fit = LocalTrainRequest(params, epochs, lr, trainable=names or tuple(params), **how)
@@ -28,7 +28,7 @@ def train(
 
 
 def mean_by_size(task: Task, models: list[Params], names: tuple[str, ...]) -> Params:
-    n = task.num_examples(torch.arange(task.num_clients)).double()
+    n = task.num_examples(torch.arange(task.info.num_clients)).double()
     return {
         name: sum(n[k] * model[name] for k, model in enumerate(models)) / n.sum() for name in names
     }

@@ -15,6 +15,7 @@ from equipoise.core import (
     RngContext,
     State,
     Task,
+    TaskInfo,
     TrainingConfig,
 )
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -25,10 +26,6 @@ class Quadratic(Task):
     counts.
     """
 
-    name = "quadratic"
-    metric = "loss"
-    higher_is_better = False
-
     def __init__(
         self,
         a: list[float],
@@ -38,8 +35,14 @@ class Quadratic(Task):
         per_epoch: list[int] | None = None,
     ) -> None:
         self.a, self.b = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
-        self.num_clients, self.training = len(a), training
-        self.blocks = {"backbone": (), "head": ("w",)}
+        self.info = TaskInfo(
+            "quadratic",
+            len(a),
+            {"backbone": (), "head": ("w",)},
+            training,
+            metric="loss",
+            higher_is_better=False,
+        )
         self._sizes = torch.tensor(sizes or [1] * len(a))
         self._per_epoch = torch.tensor(per_epoch or [1] * len(a))
 
@@ -57,7 +60,8 @@ class Quadratic(Task):
         """Where one round of FedAvg stays: R_i steps contract w - b_i by (1 - lr a_i)^R_i."""
         share = (self._sizes / self._sizes.sum()).double()
         moved = share * (
-            1 - (1 - self.training.lr * self.a) ** (self._per_epoch * self.training.epochs)
+            1
+            - (1 - self.info.training.lr * self.a) ** (self._per_epoch * self.info.training.epochs)
         )
         return (moved[:, None] * self.b).sum(0) / moved.sum()
 
@@ -151,7 +155,7 @@ def long_run(
     run = FederatedSimulation(
         method,
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(rounds, 0, participation, "stacked", rounds, True),
     )
     for _ in range(rounds):

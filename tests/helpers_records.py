@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from equipoise.records import codec
+from equipoise.records.manifest import MANIFEST_FILE, CheckedFolder
 from equipoise.records.rounds import Bytes, RoundRecord
+from equipoise.records.run_dir import Folder, log_line
 from equipoise.records.scores import Evaluations, Scores
 
 NO_SUMMARY = {
@@ -50,4 +52,24 @@ def scores(**named: dict[str, float | None]) -> Evaluations:
 
 def line(t: int = 1, **given: Any) -> str:
     """A round as it stands in ``rounds.jsonl``."""
-    return codec.dumps(record(t, **given)) + "\n"
+    return log_line(record(t, **given)).decode()
+
+
+def write_run(path: Path, options: dict[str, Any], lines: str = "", **contents: str) -> None:
+    """A folder with a config, a log of these lines, and other files: ``clients_csv="..."``."""
+    path.mkdir(parents=True, exist_ok=True)
+    folder = Folder(path)
+    folder.begin(options, {})
+    files = {name.replace("_", "."): text for name, text in contents.items()}
+    folder.write({**files, "rounds.jsonl": lines})
+
+
+def trust(path: Path) -> None:
+    """Make a new manifest of all files as they are."""
+    names = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+    CheckedFolder(path).restart([name for name in names if name != MANIFEST_FILE], [])
+
+
+def unfinish(path: Path) -> None:
+    """Take the summary away from a finished run, so that it can be resumed."""
+    Folder(path).forget(["summary.json"])

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from equipoise.core import Method, Task
 from equipoise.experiment.runner import build_task
 from equipoise.experiment.runner import run as run_settings
+from equipoise.records.run_dir import Folder
 from equipoise.records.scores import Scores
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils.config_file import read_config
 from equipoise.utils.pytree import Params
 
 
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return read_config(self.folder / "config.json")
+        return Folder(self.folder).read_config()
 
     def clients(self, column: str) -> list[float]:
         """A column of ``clients.csv``: one figure per client."""

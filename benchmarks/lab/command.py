@@ -1,4 +1,7 @@
-"""``python -m benchmarks STUDY``: run what is missing of a study and write its page."""
+"""``python -m benchmarks STUDY``: run what is missing of a study and write its page.
+
+``python -m benchmarks papers`` writes the pages of the papers, ``docs/papers``, from all studies.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 import sys
 from pathlib import Path
 
+from benchmarks import papers
 from benchmarks.lab import study as studies
 from benchmarks.lab.cells import Results
 from benchmarks.lab.provenance import RESULTS
@@ -15,6 +19,9 @@ from equipoise.simulation.executor_selection import available_cores
 
 
 def main(arguments: list[str] | None = None) -> None:
+    if (sys.argv[1:] if arguments is None else arguments) == ["papers"]:
+        papers.write()
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("study", choices=studies.names(), help="a file of benchmarks/studies")
     parser.add_argument(

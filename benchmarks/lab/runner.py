@@ -22,7 +22,7 @@ from benchmarks.lab.cells import Cell, Record, Results
 from benchmarks.lab.provenance import provenance
 from benchmarks.lab.study import Study, find
 from equipoise.experiment.runner import Interrupted
-from equipoise.utils.config_file import read_config
+from equipoise.records.run_dir import Folder
 
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -108,8 +108,8 @@ def measure(study: str, cell: Cell, keep: Path | None) -> Record:
     try:
         result = find(study).measure(cell, folder)
         seconds = round(time.perf_counter() - begin, 2)
-        config = folder / "config.json"
-        full = read_config(config) if config.exists() else dict(cell.options)
+        done = Folder(folder)
+        full = done.read_config() if done.has_config() else dict(cell.options)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -17,6 +17,18 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
         return "| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |"
 
     return [line(head), "|" + "---|" * len(head), *(line(row) for row in rows), ""]
+
+
+def as_options(options: Mapping[str, Any]) -> str:
+    """Return options as they are typed, in code marks."""
+    words = (f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    return f"`{' '.join(words)}`"
+
+
+def made_at(records: Iterable[Record]) -> str:
+    """Return the commits at which cells were made; `unknown` where none was recorded."""
+    commits = {record.commit[:8] if record.commit else "unknown" for record in records}
+    return ", ".join(sorted(commits))
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -110,7 +110,7 @@ def stacked(copies: int, steps: int) -> Callable[[], None]:
         start, torch.full_like(ids, steps), torch.full((AGENTS,), 1e-3), trainable=tuple(one)
     )
     source = task.init_data_state(ids)
-    return lambda: task.fit_stack(ids, fit, source, RngContext(0, 1, task.training)) and None
+    return lambda: task.fit_stack(ids, fit, source, RngContext(0, 1, task.info.training)) and None
 
 
 def singles(copies: int, steps: int) -> Callable[[], None]:

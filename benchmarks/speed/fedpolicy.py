@@ -85,7 +85,7 @@ def main() -> None:
     logs = [simulation.run_round() for _ in range(rounds)]
     whole = time.process_time() - started
     model = sum(value.numel() * value.element_size() for value in simulation.params.values())
-    full = 2 * model * task.num_clients * rounds
+    full = 2 * model * task.info.num_clients * rounds
     moved = sum(log.bytes.down + log.bytes.up for log in logs)
     uploads = sum(log.bytes.up for log in logs) - full // 2
     probe_counts: list[Any] = [log.logged["probes"] for log in logs]  # one number per round
@@ -94,7 +94,7 @@ def main() -> None:
         "seconds_a_round": round(whole / rounds, 4),
         "policy_seconds_a_round": round(clock.spent / rounds, 4),
         "policy_share_of_time": round(clock.spent / whole, 4),
-        "probes_a_client": sum(probe_counts) / task.num_clients,
+        "probes_a_client": sum(probe_counts) / task.info.num_clients,
         "bytes_beside_fedavg": round(moved / full, 4),
         "policy_share_of_uploads": round(uploads / (full // 2), 6),
     }

@@ -89,7 +89,7 @@ def plain_round(
 ) -> dict[str, float]:
     """Times of the parts of one round, client by client."""
     spent = {"agents": 0.0, "training": 0.0, "rest": 0.0}
-    ids = list(range(task.num_clients))
+    ids = list(range(task.info.num_clients))
     train, val = (task.data.split(torch.tensor(ids).numpy(), name) for name in ("train", "val"))
     public = task.data.server("public")
     models = []
@@ -176,9 +176,9 @@ def main() -> None:
         return result
 
     setattr(page_agents, "_step", timed)  # noqa: B010 (a stopwatch around it)
-    agents = [Agent(1, 2) for _ in range(task.num_clients)]
-    server = Agent(task.num_clients, task.num_clients)
-    for agent, states in ((server, task.num_clients), *((agent, 1) for agent in agents)):
+    agents = [Agent(1, 2) for _ in range(task.info.num_clients)]
+    server = Agent(task.info.num_clients, task.info.num_clients)
+    for agent, states in ((server, task.info.num_clients), *((agent, 1) for agent in agents)):
         actions = 2 if states == 1 else states
         agent.memory = [
             (torch.rand(states), torch.rand(actions), torch.rand(()), torch.rand(states))

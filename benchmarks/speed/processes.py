@@ -59,7 +59,7 @@ def scaling(
     processes: int = 2,
 ) -> dict[str, float]:
     """Milliseconds per round: on the wall, and of each process on its processor."""
-    training = task.training
+    training = task.info.training
     inner = partial(kind, FedAvg(), task, training, 0, ROUNDS)
     schedule = RoundLoopConfig(ROUNDS, 0, 1.0, kind.__name__.lower(), 1, True)
 

@@ -104,7 +104,7 @@ class Parts:
 
 def parts_of(epochs: int, seconds: float, parts: Parts) -> dict[str, Any]:
     task, kind, _ = logistic(100, epochs, plain=False)
-    inner = partial(kind, FedAvg(), task, task.training, 0, ROUNDS)
+    inner = partial(kind, FedAvg(), task, task.info.training, 0, ROUNDS)
     schedule = RoundLoopConfig(ROUNDS, 0, 1.0, "stacked", 1, True)
 
     def follow(group: ProcessGroup) -> None:
@@ -122,9 +122,11 @@ def parts_of(epochs: int, seconds: float, parts: Parts) -> dict[str, Any]:
     with forked(2, follow) as group:
         executor = MultiProcessExecutor(Worker(inner(), group, True), group)
         ways = {
-            "1 process": FederatedSimulation(FedAvg(), task, task.training, schedule).run_round,
+            "1 process": FederatedSimulation(
+                FedAvg(), task, task.info.training, schedule
+            ).run_round,
             "2 processes, the leading one": FederatedSimulation(
-                FedAvg(), task, task.training, schedule, lambda *_: executor
+                FedAvg(), task, task.info.training, schedule, lambda *_: executor
             ).run_round,
         }
         found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}

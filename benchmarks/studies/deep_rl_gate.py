@@ -44,7 +44,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     gate: Mapping[str, Any] = GATES[cell.axes["task"]]
     _, task = built(cell.options)
     assert isinstance(task, DeepRLTask)
-    training, ids = task.training, torch.arange(AGENTS)
+    training, ids = task.info.training, torch.arange(AGENTS)
     first = [task.init_params(SEED + k) for k in range(AGENTS)]
     params = {part: torch.stack([one[part] for one in first]) for part in first[0]}
     source, epochs = task.init_data_state(ids), torch.full_like(ids, training.epochs)

@@ -1,4 +1,4 @@
-"""PAGE, its ablations and our controller on Logistic on Synthetic, beside the paper's figures."""
+"""PAGE and its ablations on Logistic on Synthetic, beside the paper's figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import percent, run
-from benchmarks.lab.tables import paired, spread, table
+from benchmarks.lab.tables import as_options, made_at, paired, spread, table
 from equipoise.experiment.certificate import certify_run
 
 EVERY, SAMPLES = 10, 16
@@ -18,10 +18,8 @@ FRESH = (11, 12, 13, 14, 15)  # never looked at before the settings were fixed
 THREE = FRESH[:3]
 SIDES = {"global": "global", "local": "trained", "received": "received", "personal": "personal"}
 # The paper's own game; its other readings, and their controls, are the study readings.
-PAGE: dict[str, Any] = {"method": "page", "reading": "paper", "agents": "per-client", "window": 0}
+PAGE: dict[str, Any] = {"method": "page", "reading": "paper", "window": 0}
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "autopilot": ({"method": "autopilot"}, FRESH),
-    "fedavgm-97": ({"method": "fedavgm", "server_momentum": 0.97, "epochs": 8}, FRESH),
     "fedavg": ({"method": "fedavg"}, THREE),
     "page": (PAGE, FRESH),
     "page-bias-10-1": (PAGE | {"bias": "10:1"}, FRESH),
@@ -54,10 +52,8 @@ GAME: tuple[str, ...] = (
 GAME += ("page-only-p", "fedavg-1000-rounds", "page-1000-rounds", "page-until-settled")
 BIAS = ("page-bias-10-1", "page", "page-bias-1-10")
 CLIENTS = ("page-50-clients", "page", "page-1000-clients")
-OURS = ("autopilot", "fedavgm-97")
 BUDGETS = ("page", "page-resources-unpriced", "page-resources")
 PAIRS = (
-    ("autopilot", "fedavgm-97"),
     ("page-bias-10-1", "page"),
     ("page-bias-1-10", "page"),
     ("page-resources", "page"),
@@ -119,17 +115,19 @@ def accuracies(*variants: str) -> Any:
                 ]
                 rounds = ", ".join(sorted({str(r["stopped"] or r["rounds"]) for r in found}))
                 paper = " / ".join(f"{value:.2f}" for value in PAPER.get(name, ())) or None
-                rows.append(
-                    [name, rounds, ", ".join(str(r["seed"]) for r in found), *figures, paper]
-                )
+                seeds = ", ".join(str(r["seed"]) for r in found)
+                own = as_options(VARIANTS[name][0])
+                rows.append([name, own, rounds, seeds, *figures, paper, made_at(found)])
         head = [
             "variant",
+            "options",
             "rounds",
             "seeds",
             "global %",
             "local %",
             "personal %",
             "paper (global / local)",
+            "commit",
         ]
         return table(head, rows)
 
@@ -179,7 +177,7 @@ def budgets(results: Results) -> list[str]:
 
 def certificates(results: Results) -> list[str]:
     rows = []
-    for name in dict.fromkeys((*GAME, *BIAS, *CLIENTS, *OURS, *BUDGETS)):
+    for name in dict.fromkeys((*GAME, *BIAS, *CLIENTS, *BUDGETS)):
         certified = [
             r["certificate"] for r in results.where(variant=name) if "certificate" in r.result
         ]
@@ -230,7 +228,6 @@ STUDY = Study(
         "game": accuracies(*GAME),
         "bias": accuracies(*BIAS),
         "clients": accuracies(*CLIENTS),
-        "ours": accuracies(*OURS),
         "energy": accuracies(*BUDGETS),
         **{
             "budgets": budgets,

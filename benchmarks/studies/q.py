@@ -181,6 +181,43 @@ def synq(tau: int) -> Kept:
     }
 
 
+def period(eta: float, tau: int) -> Kept:
+    """FedSynQ's error against tau where there is a trade-off: random first tables, T = 250.
+
+    Beside the error: whether tau is within the theory's condition at this eta.
+    """
+    mdp = garnet(0, 5, 3, 5)
+    problem = tabular_q.TabularProblem([mdp], 20)
+    errors = curve(problem, "equal", eta, tau, 250, sims=50)
+    longest = theory.max_tau(eta, mdp.gamma, 20)
+    found = summary(errors[-1])
+    return {"sims": 50, "T": 250, "seed": SEED, "longest": longest, "rounds": 250 // tau, **found}
+
+
+def exponent(along: str, value: float) -> Kept:
+    """The error after T steps at the best rate, along one parameter of the theorems.
+
+    The samples that an error needs are proportional to its square, so the slope of log error^2 is
+    the exponent of the sample complexity.
+    """
+    gamma = value if along == "gamma" else 0.8
+    states = int(value) if along == "size" else 6
+    mdp = garnet(5, states, 2, 3, gamma)
+    if along == "mixing":
+        stay = np.eye(states)[:, None, :]
+        mdp = make_mdp(value * stay + (1.0 - value) * mdp.P, mdp.R, gamma)
+    how: Kept = {"sims": 20, "random_start": False}
+    if along == "gamma":
+        found = tuned(tabular_q.TabularProblem([mdp], 4), "equal", 10, 500, **how)
+        return {"K": 4, "tau": 10, "T": 500, **found, "largest": found["error"] / (1.0 - gamma)}
+    policies = preferred_action_policies(mdp, 4, 1.0)
+    cover = theory.coverage(mdp, policies)
+    problem = tabular_q.TabularProblem([mdp], 4, policies)
+    found = tuned(problem, "importance", 100, 5000, **how)
+    found |= {"largest": found["error"] / (1.0 - gamma), "mu_avg": cover.mu_avg}
+    return {"K": 4, "tau": 100, "T": 5000, **found, "t_mix": cover.t_mix}
+
+
 def fades(gamma: float, K: int) -> Kept:
     """FedSynQ's error against K at the best rate, for several horizons 1 / (1 - gamma): T = 500,
     tau = 5.
@@ -338,6 +375,7 @@ EXPERIMENTS: dict[str, Callable[..., Kept]] = {
     "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope,
     "bytes": communication, "het": heterogeneity, "coverage": partial_coverage,
     "straggler": straggler, "env": environment, "tables": tables, "synq": synq, "fades": fades,
+    "period": period, "exponent": exponent,
 }  # fmt: skip
 
 
@@ -361,6 +399,9 @@ def cells(results: Results) -> list[Cell]:
         found += of("slope", method=[method], K=(4,), T=[t for t in Ts if t != T])
     found += of("tables", rule=PAPER_RATE)
     found += of("synq", tau=q_page.SYNQ_TAUS)
+    found += of("period", eta=q_page.PERIOD_RATES, tau=q_page.SYNQ_TAUS)
+    for along, values in q_page.EXPONENTS.items():
+        found += of("exponent", along=(along,), value=values)
     found += of("fades", gamma=(0.5, 0.9, 0.97), K=q_page.FADING)
     found += grid(refined_options, experiment=["refined"], K=q_page.REFINED, samples=(32,))
     found += grid(refined_options, experiment=["refined"], K=(4,), samples=(8, 128))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,12 @@ PAPER3 = {
 PAPER4 = {"equal": (0.34, 0.50, 0.61, 0.68, 0.72), "importance": (1.45, 2.37, 2.80, 3.00, 3.20)}
 REFINED = (1, 4, 16)
 SYNQ_TAUS, FADING = (1, 2, 5, 10, 25, 50, 100, 250), (1, 4, 16, 64, 256)
+PERIOD_RATES = (0.01, 0.05, 0.2, 0.5, 0.9)
+EXPONENTS: dict[str, tuple[float, ...]] = {
+    "gamma": (0.5, 0.7, 0.8, 0.9, 0.95),
+    "size": (4, 8, 16, 32),
+    "mixing": (0.0, 0.5, 0.75, 0.9),
+}
 COLOURS = {"equal": "#c33", "importance": "#26c", "targets": "#283"}
 ERROR = "(1 - γ) max |Q - Q*|"
 
@@ -119,6 +125,39 @@ def synq(results: Results) -> list[str]:
     rows = [["η = 0.05", *(f"{r['eta 0.05']['error']:.4f}" for r in found)]]
     rows.append(["tuned", *(f"{r['tuned']['error']:.4f} (η {r['tuned']['eta']:g})" for r in found)])
     return table(["", *(f"τ = {r['tau']}" for r in found)], rows)
+
+
+def periods(results: Results) -> list[str]:
+    """Errors against tau; in brackets where tau is beyond the theory's condition."""
+    rows: list[list[Any]] = []
+    for eta in PERIOD_RATES:
+        row: list[Any] = [f"η = {eta:g}"]
+        for r in by(results, "tau", experiment="period", eta=eta):
+            text = f"{r['error']:.4f}"
+            row.append(text if r["tau"] <= r["longest"] else f"({text})")
+        rows.append(row)
+    return table(["", *(f"τ = {tau}" for tau in SYNQ_TAUS)], rows)
+
+
+def exponents(results: Results) -> list[str]:
+    """Slopes of log error^2 against each parameter of the theorems, beside the bound's exponent."""
+    rows: list[list[Any]] = []
+    parameters: tuple[tuple[str, str, str, Callable[[Record], float]], ...] = (
+        ("gamma", "1/(1 - γ), FedSynQ", "5", lambda r: 1 / (1 - r["value"])),
+        ("size", "S A, FedAsynQ-ImAvg", "1 (as 1/μ_avg)", lambda r: 2 * r["value"]),
+        ("size", "1/μ_avg, FedAsynQ-ImAvg", "1", lambda r: 1 / r["mu_avg"]),
+        ("mixing", "t_mix, FedAsynQ-ImAvg", "0 in the leading term", lambda r: r["t_mix"]),
+    )
+    for along, name, bound, x_of in parameters:
+        found = by(results, "value", experiment="exponent", along=along)
+        if len(found) < 3:
+            continue
+        x = [x_of(r) for r in found]
+        slope, error = fit_slope(x, [r["largest"] ** 2 for r in found])
+        values = " ".join(f"{value:.3g}" for value in x)
+        errors = " ".join(f"{r['largest']:.4f}" for r in found)
+        rows.append([name, values, errors, f"{slope:.2f} ± {error:.2f}", bound])
+    return table(["along", "values", "largest error", "exponent", "bound's exponent"], rows)
 
 
 def fades(results: Results) -> list[str]:
@@ -333,8 +372,9 @@ def draw_slopes(results: Results, path: Path) -> None:
 
 
 TABLES = {
-    "first_tables": first_tables, "synq": synq, "fades": fades, "refined": refined, "fig3": fig3,
-    "fig4": fig4, "fig5": fig5, "slopes": slopes, "communication": communication,
+    "first_tables": first_tables, "synq": synq, "periods": periods, "exponents": exponents,
+    "fades": fades, "refined": refined, "fig3": fig3, "fig4": fig4,
+    "fig5": fig5, "slopes": slopes, "communication": communication,
     "heterogeneity": heterogeneity, "coverage": coverage, "stragglers": stragglers,
     "environments": environments,
 }  # fmt: skip

@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 from benchmarks.lab import Cell, Record, Results, Study, grid
 from benchmarks.lab.cell import percent, run
-from benchmarks.lab.tables import paired, spread, table
+from benchmarks.lab.tables import as_options, made_at, paired, spread, table
 from benchmarks.studies import page
 from benchmarks.studies.realdata import CIFAR, FMNIST
-from equipoise.methods.page.config import GameVariant
-from equipoise.methods.page.page import Page
+from equipoise.methods.page.page import GameVariant, Page
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "absolute": RELATIVE | {"method": f"{__name__}:Absolute"},
     "absolute-zero": RELATIVE | {"method": f"{__name__}:Absolute", "control": "zero"},
     "absolute-random": RELATIVE | {"method": f"{__name__}:Absolute", "control": "random"},
-    "paper-shared": RELATIVE | {"reading": "paper"},
-    "paper-each": EACH | {"reading": "paper"},
-    "paper-zero": EACH | {"reading": "paper", "control": "zero"},
-    "paper-random": EACH | {"reading": "paper", "control": "random"},
-    "authors-code": EACH | {"reading": "authors-code"},
+    "paper-shared": RELATIVE | {"reading": "paper", "agents": "shared"},
+    "paper-each": RELATIVE | {"reading": "paper"},
+    "paper-train": RELATIVE | {"reading": "paper", "measured_on": "train"},
+    "paper-zero": RELATIVE | {"reading": "paper", "control": "zero"},
+    "paper-random": RELATIVE | {"reading": "paper", "control": "random"},
+    "authors-code": RELATIVE | {"reading": "authors-code"},
+    "authors-code-zero": RELATIVE | {"reading": "authors-code", "control": "zero"},
+    "authors-code-random": RELATIVE | {"reading": "authors-code", "control": "random"},
 }
 FIRST = ("fedavg", "relative", "relative-zero", "relative-random")
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "rounds": 300}
@@ -130,8 +132,19 @@ def accuracies(column: str) -> Any:
                 figures = [spread([r[side] for r in cells], 2) for side in SIDES]
                 published = PAPER.get(name, ()) if column == "synthetic-900" else ()
                 paper = " / ".join(f"{value:.2f}" for value in published) or None
-                rows.append([name, ", ".join(str(r["seed"]) for r in cells), *figures, paper])
-        head = ["variant", "seeds", "global %", "local %", "personal %", "paper"]
+                seeds = ", ".join(str(r["seed"]) for r in cells)
+                own = as_options(VARIANTS[name])
+                rows.append([name, own, seeds, *figures, paper, made_at(cells)])
+        head = [
+            "variant",
+            "options",
+            "seeds",
+            "global %",
+            "local %",
+            "personal %",
+            "paper",
+            "commit",
+        ]
         return table(head, rows) if rows else ["Not run yet."]
 
     return made

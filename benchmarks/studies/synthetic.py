@@ -71,7 +71,7 @@ def cells(results: Results) -> list[Cell]:
 
     def options(settings: str, method: str, seed: int) -> dict[str, Any]:
         common = {"task": "synthetic", "rounds": 200, "finetune": True, "checkpoint_every": 50}
-        own = {"reading": "paper", "agents": "per-client"} if method == "page" else {}
+        own = {"reading": "paper"} if method == "page" else {}
         return {
             **common,
             **own,

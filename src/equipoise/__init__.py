@@ -14,10 +14,10 @@ from equipoise.utils.errors import UsageError
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __all__
     from equipoise import methods
     from equipoise.api.inputs import private, robust, secure
-    from equipoise.api.results import Comparison, Run, compare
-    from equipoise.api.run import open, run
+    from equipoise.api.results import Chosen, Comparison, Run, compare
+    from equipoise.api.run import open, open_choice, run
     from equipoise.api.task import Task
-    from equipoise.config.schedules import constant, cosine, linear, steps
+    from equipoise.config.schema import constant, cosine, linear, steps
     from equipoise.core import (
         Capabilities,
         Client,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __al
 
 __all__ = [
     "Capabilities",
+    "Chosen",
     "Client",
     "ClientUpdate",
     "Comparison",
@@ -64,6 +65,7 @@ __all__ = [
     "merge_sent_blocks",
     "methods",
     "open",
+    "open_choice",
     "option",
     "private",
     "robust",
@@ -75,11 +77,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "equipoise.api.results": ("Comparison", "Run", "compare"),
+    "equipoise.api.results": ("Chosen", "Comparison", "Run", "compare"),
     "equipoise.api.inputs": ("private", "robust", "secure"),
-    "equipoise.api.run": ("open", "run"),
+    "equipoise.api.run": ("open", "open_choice", "run"),
     "equipoise.api.task": ("Task",),
-    "equipoise.config.schedules": ("constant", "cosine", "linear", "steps"),
+    "equipoise.config.schema": ("constant", "cosine", "linear", "steps"),
 }
 """Modules of public names; all other names are in ``equipoise.core``."""
 

@@ -81,7 +81,7 @@ def test_what_a_model_may_do() -> None:
 
     with pytest.raises(eq.UsageError, match="other outputs when asked again"):
         built(eq.Task.from_datasets(pairs(), model=Dropping(6, 3)))
-    assert not built(eq.Task.from_datasets(pairs(), model=Looking(6, 3))).stackable
+    assert not built(eq.Task.from_datasets(pairs(), model=Looking(6, 3))).info.stackable
 
 
 def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(tmp_path: Path) -> 
 
 def test_tasks_are_values_and_check_their_options() -> None:
     task = eq.Task.named("synthetic", clients=5)
-    assert built(task).num_clients == 5
+    assert built(task).info.num_clients == 5
     with pytest.raises(eq.UsageError, match=r"task 'synthetic' has no option 'client' .*'clients'"):
         eq.Task.named("synthetic", client=5)
     with pytest.raises(eq.UsageError, match="given twice, under two names"):
@@ -140,13 +140,15 @@ def test_tables_in_memory_are_read_as_files_are(tmp_path: Path) -> None:
         for k, task in enumerate((folder, memory, arrow))
     ]
     assert scores[0] == scores[1] == scores[2]
-    assert built(memory).client_names == ("cleveland", "va")
-    assert built(memory).class_names == ("no", "yes")
+    assert built(memory).info.client_names == ("cleveland", "va")
+    assert built(memory).info.class_names == ("no", "yes")
     with pytest.raises(eq.UsageError, match="target_type is 'ordinal': must be"):
         eq.Task.from_tables(tables, target="ill", target_type="ordinal")
     with pytest.raises(eq.UsageError, match="the table of client 'x' is a int"):
         eq.Task.from_tables({"x": 5}, target="ill")
-    assert built(eq.Task.from_tables({"a/b": tables["va"]}, target="ill")).client_names == ("a/b",)
+    assert built(eq.Task.from_tables({"a/b": tables["va"]}, target="ill")).info.client_names == (
+        "a/b",
+    )
 
 
 def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
     shares = run.predict(new, client="va", probabilities=True)
     assert shares.shape == (2, 2)
     assert shares.sum(1) == pytest.approx(1)
-    age = built(run.task).preprocessor.encoders[
+    age = built(run.task).preparation.preprocessor.encoders[
         0
     ]  # standardised by hand: mean and scale of the training rows
     x = np.array([[(80 - age.mean) / age.scale, 1], [(20 - age.mean) / age.scale, 0]], np.float32)
@@ -173,3 +175,119 @@ def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
     assert run.predict({"colour": ["red", "green"], "age": [80.0, None]})[0] == "yes"
     with pytest.raises(eq.UsageError, match=r"no client 'vaa' \(did you mean 'va'"):
         run.model("vaa")
+
+
+def split_pairs() -> dict[str, tuple]:
+    """Samples whose first number is their place in their client."""
+    found = {}
+    for name, n in CLIENTS.items():
+        x = np.zeros((n, 6), np.float32)
+        x[:, 0] = np.arange(n)
+        y = np.arange(n) % 3
+        found[name] = ((x[:20], y[:20]), (x[20:24], y[20:24]), (x[24:], y[24:]))
+    return found
+
+
+def test_splits_of_ones_own_are_kept() -> None:
+    task = eq.Task.from_datasets(split_pairs(), model="linear", server_share=0.2)
+    rows = task.row_splits(seed=3)
+    assert rows["north"]["test"].tolist() == list(range(24, 30))
+    assert rows["south"]["val"].tolist() == list(range(20, 24))
+    assert len(rows["south"]["server"]) == 4
+    assert sorted([*rows["south"]["train"], *rows["south"]["server"]]) == list(range(20))
+    clients = torch.arange(2)
+    assert built(task, seed=3).num_rows(clients, "test").tolist() == [6, 16]
+    two = {name: (parts[0], parts[2]) for name, parts in split_pairs().items()}
+    rows = eq.Task.from_datasets(two, model="linear").row_splits()
+    assert len(rows["north"]["test"]) == 6
+    assert len(rows["north"]["val"]) == 2
+
+
+def test_drawn_splits_cover_every_sample_once_and_are_told() -> None:
+    task = eq.Task.from_datasets(pairs(), model="linear")
+    for name, parts in task.row_splits(seed=1).items():
+        assert sorted(np.concatenate(list(parts.values()))) == list(range(CLIENTS[name]))
+    with pytest.raises(eq.UsageError, match=r"not made by Task\.from_datasets"):
+        eq.Task.named("synthetic").row_splits()
+
+
+def test_numbers_are_regression_in_their_own_unit(tmp_path: Path) -> None:
+    data = {name: (x, 1000 + 50 * x[:, 0].astype(np.float64)) for name, (x, _) in pairs().items()}
+    task = eq.Task.from_datasets(data, model="linear")
+    run = eq.run(tmp_path / "run", task=task, rounds=30, epochs=5, lr=0.1, seed=0)
+    predicted = run.predict(data["north"][0], client="north")
+    assert abs(predicted - data["north"][1]).max() < 60
+    assert run.final.personal.rmse < 30
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"a": pairs()["north"], "b": split_pairs()["south"]}, "splits of their own"),
+        ({"a": (np.zeros((9, 2)), np.full(9, np.nan))}, "not finite"),
+        ({"a": (np.zeros((9, 2)), np.full(9, -1))}, "negative classes"),
+        ({"a": (np.zeros((9, 2)), np.zeros((9, 2)))}, "labels of type"),
+        ({"a": (np.zeros((9, 2)), np.zeros(8))}, "9 samples and 8 labels"),
+        (
+            {"a": (np.zeros((9, 2)), np.zeros(9, int)), "b": (np.zeros((9, 3)), np.zeros(9, int))},
+            "different shapes",
+        ),
+    ],
+)
+def test_mistakes_in_datasets_are_named(data: dict, message: str) -> None:
+    with pytest.raises(eq.UsageError, match=message):
+        eq.Task.from_datasets(data, model="linear")
+
+
+def test_data_sets_of_hugging_face() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = {
+        name: datasets.Dataset.from_dict({"pixels": x.tolist(), "label": y.tolist()})
+        for name, (x, y) in pairs().items()
+    }
+    task = eq.Task.from_datasets(data, model="linear")
+    plain = eq.Task.from_datasets(pairs(), model="linear")
+    clients = np.arange(2)
+    for name in ("train", "test"):
+        got = built(task).data.split(clients, name)
+        assert torch.equal(got.x, built(plain).data.split(clients, name).x)
+    wrong = {"a": data["north"].rename_column("label", "answer")}
+    with pytest.raises(eq.UsageError, match=r"has the columns .*select_columns"):
+        eq.Task.from_datasets(wrong, model="linear")
+
+
+def one_table() -> dict[str, list]:
+    rng = np.random.default_rng(0)
+    age = rng.integers(20, 80, 90)
+    site = ["va" if k % 3 else "long beach" for k in range(90)]
+    return {"site": site, "age": age.tolist(), "sex": list("fm" * 45), "ill": (age > 50).tolist()}
+
+
+def test_one_frame_with_a_column_of_clients() -> None:
+    pandas = pytest.importorskip("pandas")
+    frames: dict[str, object] = {"pandas": pandas.DataFrame(one_table())}
+    pyarrow = pytest.importorskip("pyarrow")
+    frames["arrow"] = pyarrow.table(one_table())
+    try:
+        import polars
+
+        frames["polars"] = polars.DataFrame(one_table())
+    except ImportError:
+        pass
+    made = {
+        kind: built(eq.Task.from_tables(frame, target="ill", client_column="site"))
+        for kind, frame in frames.items()
+    }
+    for kind, task in made.items():
+        assert task.info.client_names == ("long beach", "va"), kind
+        x = task.data.split(np.arange(2), "train").x
+        assert torch.equal(x, made["pandas"].data.split(np.arange(2), "train").x), kind
+    with pytest.raises(eq.UsageError, match="client_column='site'"):
+        eq.Task.from_tables(frames["pandas"], target="ill")
+    with pytest.raises(eq.UsageError, match="did you mean 'site'"):
+        eq.Task.from_tables(frames["pandas"], target="ill", client_column="sit")
+
+
+def test_names_of_other_libraries_are_understood_in_errors(tmp_path: Path) -> None:
+    with pytest.raises(eq.UsageError, match="did you mean 'lr'"):
+        eq.run(tmp_path / "x", learning_rate=0.1)

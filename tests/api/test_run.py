@@ -106,7 +106,7 @@ def test_what_was_made_in_python_is_recorded_and_resumed(
     how = "run.resume() in the process that made it, or equipoise.open(folder).resume(task=...)"
     assert f"task 'mine' was made in Python: go on with {how}" in capsys.readouterr().err
     other = eq.Task.from_datasets(pairs(), model=nn.Linear(5, 3), name="other")
-    with pytest.raises(eq.UsageError, match="is a run with task 'python:mine', not 'python:other'"):
+    with pytest.raises(eq.UsageError, match="the run has task 'python:mine', not 'python:other'"):
         run.resume(task=other)
     done = run.resume(task=task)
     a, b = (load_file(folder / "models" / "global.safetensors") for folder in (whole.folder, out))

@@ -92,16 +92,18 @@ class Tower(nn.Module):
 def test_a_layer_may_be_called_blocks() -> None:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
     plain = ExamplesTask("synthetic", Tower(), data, TRAINING, torch.float64)
-    assert plain.blocks == {
+    assert plain.info.blocks == {
         "backbone": ("blocks.0.weight", "blocks.0.bias"),
         "head": ("head.weight", "head.bias"),
     }
     low = plain.with_network("", "rank=2 targets=blocks.0 train=head.*", "", 0)
-    assert low.blocks == {
+    assert low.info.blocks == {
         "adapter": ("blocks.0.adapter.A", "blocks.0.adapter.B"),
         "head": ("head.weight", "head.bias"),
     }
-    assert simulate(FedPer(), low, rounds=1).logs[0].bytes.up == low.num_clients * 8 * 2 * (5 + 6)
+    assert simulate(FedPer(), low, rounds=1).logs[0].bytes.up == low.info.num_clients * 8 * 2 * (
+        5 + 6
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -137,7 +139,7 @@ def test_the_model_starts_as_its_base() -> None:
 def test_only_adapters_and_the_head_are_in_a_model() -> None:
     here = task()
     adapters = [f"{layer}.{{}}.{part}" for layer in (0, 2) for part in ("A", "B")]
-    assert here.blocks == {
+    assert here.info.blocks == {
         "shared": tuple(name.format("shared") for name in adapters),
         "private": tuple(name.format("private") for name in adapters),
         "head": ("4.weight", "4.bias"),
@@ -194,10 +196,10 @@ def test_the_private_adapter_stays_and_the_shared_one_travels() -> None:
     here = task()
     done, start = simulate(FedPer(keep="private"), here, rounds=2), here.init_params(0)
     billed = tree_bytes(
-        {name: start[name] for block in ("shared", "head") for name in here.blocks[block]}
+        {name: start[name] for block in ("shared", "head") for name in here.info.blocks[block]}
     )
-    assert done.logs[0].bytes.up == done.logs[0].bytes.down == here.num_clients * billed
-    for name in here.blocks["private"]:
+    assert done.logs[0].bytes.up == done.logs[0].bytes.down == here.info.num_clients * billed
+    for name in here.info.blocks["private"]:
         assert torch.equal(done.params[name], start[name])
         assert not torch.equal(done.store.local_params[name][0], done.store.local_params[name][1])
 
@@ -212,7 +214,7 @@ def test_a_base_that_the_seed_draws_is_the_plain_models_start() -> None:
 def test_what_is_kept_of_clients_does_not_hold_the_base() -> None:
     here = task("rank=1 targets=2")
     done = simulate(Local(), here, rounds=1)
-    assert tree_bytes(done.store.local_params) == here.num_clients * 8 * (8 + 6)
+    assert tree_bytes(done.store.local_params) == here.info.num_clients * 8 * (8 + 6)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def deep_task(blocks: str = THREE, **options: object) -> ExamplesTask:
 
 def share_of(task: ExamplesTask, *blocks: str) -> int:
     start = task.init_params(0)
-    return tree_bytes({name: start[name] for block in blocks for name in task.blocks[block]})
+    return tree_bytes({name: start[name] for block in blocks for name in task.info.blocks[block]})
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedPer, LgFedAvg, FedRep, FedBabu, FedPolicy])
@@ -60,9 +60,9 @@ def test_the_user_says_what_stays(keep: str, travels: tuple[str, ...]) -> None:
     assert (
         done.logs[0].bytes.up
         == done.logs[0].bytes.down
-        == task.num_clients * share_of(task, *travels)
+        == task.info.num_clients * share_of(task, *travels)
     )
-    for block, names in task.blocks.items():
+    for block, names in task.info.blocks.items():
         for name in names:
             moved = not torch.equal(done.params[name], task.init_params(0)[name])
             assert moved == (block in travels)
@@ -74,7 +74,7 @@ def test_the_user_says_what_stays(keep: str, travels: tuple[str, ...]) -> None:
 def test_fedbabu_moves_what_travels_and_nothing_else() -> None:
     task = deep_task()
     done, start = simulate(FedBabu(keep="middle"), task), task.init_params(0)
-    for name in task.blocks["middle"]:
+    for name in task.info.blocks["middle"]:
         assert torch.equal(done.params[name], start[name])
         assert torch.equal(
             done.store.local_params[name], start[name].expand_as(done.store.local_params[name])
@@ -119,13 +119,13 @@ def test_a_probe_scores_what_each_set_would_give() -> None:
     before = simulate(method, task, rounds=1)
     seen = done.store.state["probe"]["accuracy"]
     local, received = before.store.local_params, before.params
-    for k in range(task.num_clients):
+    for k in range(task.info.num_clients):
         for part, takes in enumerate(method.sets.membership.tolist()):
             sent = {
                 n
                 for block, take in zip(method.sets.blocks, takes, strict=True)
                 if take
-                for n in task.blocks[block]
+                for n in task.info.blocks[block]
             }
             model = {name: received[name] if name in sent else local[name][k] for name in received}
             assert float(task.evaluate(torch.tensor(k), model, "val")["acc"]) == pytest.approx(
@@ -168,14 +168,14 @@ def test_blocks_that_do_not_fit_are_one_sentence(blocks: str, words: str) -> Non
 def test_methods_that_name_other_blocks_are_refused(method: Method, words: str) -> None:
     task = deep_task()
     with pytest.raises(UsageError, match=words):
-        method.check(task, task.training)
+        method.check(task, task.info.training)
 
 
 def test_declared_blocks_of_a_module_may_be_any() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
     net.blocks = {"weights": ("0.weight", "2.weight"), "biases": ("0.bias", "2.bias")}  # type: ignore[assignment]
     task = ExamplesTask("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
-    assert task.blocks == net.blocks
+    assert task.info.blocks == net.blocks
     net.blocks = {"weights": ("0.weight", "2.weight"), "biases": ("0.bias",)}  # type: ignore[assignment]
     with pytest.raises(UsageError, match=r"leave out 2\.bias"):
         ExamplesTask("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)

@@ -1,5 +1,6 @@
 """Frozen parameters: never move, never travel, and are held once however many clients there are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_only_what_learns_is_in_a_model_and_the_users_weights_are_where_it_start
         torch.equal(value, given.get_parameter(name)) for name, value in here.init_params(7).items()
     )
     assert set(here.frozen) == {"0.weight", "0.bias", "2.bias"}
-    assert here.blocks == {"backbone": ("2.weight",), "head": ("4.weight", "4.bias")}
+    assert here.info.blocks == {"backbone": ("2.weight",), "head": ("4.weight", "4.bias")}
 
 
 def test_a_fresh_start_draws_what_learns_and_leaves_what_is_frozen() -> None:
@@ -68,7 +69,8 @@ def test_a_frozen_layer_is_the_same_as_its_outputs_computed_before(
     there.prepare = lambda x: torch.tanh(
         x.double() @ here.frozen["0.weight"].T + here.frozen["0.bias"]
     )  # type: ignore[method-assign]
-    there.blocks = {"backbone": ("0.weight",), "head": ("2.weight", "2.bias")}
+    blocks = {"backbone": ("0.weight",), "head": ("2.weight", "2.bias")}
+    there.info = replace(there.info, blocks=blocks)
     there._map_forward()
     one, other = simulate(method, here), simulate(method, there)
     for name, value in one.params.items():
@@ -89,8 +91,8 @@ def test_bytes_and_what_is_kept_of_clients_are_those_of_the_learned_part() -> No
     done = simulate(FedAvg(), here, rounds=1)
     learned = tree_bytes(here.init_params(0))
     assert learned == 8 * (6 * 8 + 4 * 6 + 4)
-    assert done.logs[0].bytes.down == done.logs[0].bytes.up == learned * here.num_clients
-    assert tree_bytes(done.store.local_params) == learned * here.num_clients
+    assert done.logs[0].bytes.down == done.logs[0].bytes.up == learned * here.info.num_clients
+    assert tree_bytes(done.store.local_params) == learned * here.info.num_clients
     assert all(
         torch.equal(value, net().double().get_parameter(name))
         for name, value in here.frozen.items()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.core import Method
+from equipoise.core import LocalTrainRequest, Method, ProximalTerm, RngContext
 from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
@@ -21,6 +21,7 @@ from equipoise.methods.pfedme import PFedMe
 from equipoise.models.norm_dropout import BatchNorm, Dropout, with_reproducible_layers
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.training import batching
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.differential_privacy import with_differential_privacy
 from helpers import SMALL, TRAINING, largest_difference, simulate
@@ -112,7 +113,7 @@ def test_all_executors_agree(method: Method) -> None:
 
 def test_statistics_move_and_travel_or_stay() -> None:
     here = task()
-    assert here.blocks["norm"] == ("1.weight", "1.bias", *STATISTICS)
+    assert here.info.blocks["norm"] == ("1.weight", "1.bias", *STATISTICS)
     start = here.init_params(0)
     shared, kept = simulate(FedAvg(), here), simulate(FedBN(), here)
     for name in STATISTICS:
@@ -120,13 +121,13 @@ def test_statistics_move_and_travel_or_stay() -> None:
         assert torch.equal(kept.params[name], start[name])
         assert not torch.equal(kept.store.local_params[name][0], kept.store.local_params[name][1])
     norm = 8 * 8 * 4
-    assert shared.logs[0].bytes.up - kept.logs[0].bytes.up == here.num_clients * norm
+    assert shared.logs[0].bytes.up - kept.logs[0].bytes.up == here.info.num_clients * norm
 
 
 def test_the_mean_of_statistics_is_fedavgs() -> None:
     here = task()
     done = simulate(FedAvg(), here, rounds=1)
-    sizes = here.num_examples(torch.arange(here.num_clients)).double()
+    sizes = here.num_examples(torch.arange(here.info.num_clients)).double()
     mean = (sizes[:, None] * done.store.local_params[STATISTICS[0]]).sum(0) / sizes.sum()
     assert torch.allclose(done.params[STATISTICS[0]], mean)
 
@@ -151,7 +152,7 @@ def test_servers_that_step_average_statistics(name: str, options: dict[str, floa
     Weights are by data size, or equal where a paper says so.
     """
     sim = simulate(all_methods()[name](**options), task(), 3)
-    sizes = sim.task.num_examples(torch.arange(sim.task.num_clients)).double()
+    sizes = sim.task.num_examples(torch.arange(sim.task.info.num_clients)).double()
     for weights in (sizes / sizes.sum(), torch.full_like(sizes, 1 / len(sizes))):
         means = {
             name: torch.tensordot(weights, sim.store.local_params[name], 1) for name in STATISTICS
@@ -174,8 +175,8 @@ def test_frozen_normalisation_is_part_of_the_base() -> None:
     module[1].requires_grad_(False)
     module[1].running_mean += 2
     here = task(module)
-    assert here.batch_stat_names == ()
-    assert "norm" not in here.blocks
+    assert here.info.batch_stat_names == ()
+    assert "norm" not in here.info.blocks
     x = here.example_inputs(4)
     assert torch.allclose(here.forward({}, x), task(module.eval()).forward({}, x))
     simulate(FedAvg(), here, rounds=1)
@@ -232,9 +233,11 @@ def test_what_cannot_be_repeated_is_one_sentence(module: nn.Module, words: str) 
 def test_methods_that_would_break_statistics_are_refused() -> None:
     here = task()
     with pytest.raises(UsageError, match="update the batch statistics"):
-        FedRod().check(here, here.training)
+        FedRod().check(here, here.info.training)
     with pytest.raises(UsageError, match="variances negative"):
-        with_differential_privacy(FedAvg(), PrivacyConfig(dp_clip=1.0)).check(here, here.training)
+        with_differential_privacy(FedAvg(), PrivacyConfig(dp_clip=1.0)).check(
+            here, here.info.training
+        )
 
 
 def test_without_batch_normalisation_fedbn_is_fedavg() -> None:
@@ -243,3 +246,27 @@ def test_without_batch_normalisation_fedbn_is_fedavg() -> None:
     )
     assert largest_difference(bn.params, avg.params) == 0
     assert [log.bytes for log in bn.logs] == [log.bytes for log in avg.logs]
+
+
+def test_the_anchor_of_frozen_statistics_is_their_value() -> None:
+    """Statistics that a method does not train stay, and so does their anchor, on every path."""
+    here = task()
+    ids = torch.arange(here.info.num_clients)
+    start = here.init_params(0)
+    stack = {name: value.expand(len(ids), *value.shape) for name, value in start.items()}
+    trainable = tuple(name for name in start if name not in STATISTICS)
+    epochs = torch.full_like(ids, 2)
+    lr = torch.full((len(ids),), 0.1, dtype=torch.float64)
+    request = LocalTrainRequest(
+        stack, epochs, lr, trainable=trainable, proximal=ProximalTerm(stack, 0.3, 0.1)
+    )
+    rng = RngContext(0, 1, here.info.training)
+    params, anchor, _ = here.fit_stack(ids, request, {}, rng)
+    for k in ids:
+        one = batching.slice_request(request, int(k), len(ids))
+        own, own_anchor, _ = here.fit(ids[k], one, {}, rng)
+        for name in STATISTICS:
+            assert torch.equal(own_anchor[name], start[name])
+            assert torch.equal(anchor[name][k], start[name])
+        assert largest_difference({n: v[k] for n, v in anchor.items()}, own_anchor) < 1e-12
+        assert largest_difference({n: v[k] for n, v in params.items()}, own) < 1e-12

@@ -77,16 +77,16 @@ def test_portions_change_memory_and_nothing_else(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = small_task()
-    ids, start = torch.arange(task.num_clients), task.init_params(0)
+    ids, start = torch.arange(task.info.num_clients), task.init_params(0)
     stack = {name: value.expand(len(ids), *value.shape).clone() for name, value in start.items()}
     fit = LocalTrainRequest(
         stack, ids % 3 + 1, torch.linspace(0.01, 0.1, len(ids)).double(), trainable=tuple(start)
     )
-    when = RngContext(0, 1, task.training)
+    when = RngContext(0, 1, task.info.training)
     whole = task.fit_stack(ids, fit, {}, when)[0]
     assert largest_difference(whole, stack) > 1e-3
     assert task.row_bytes() == 8 * (5 + 64), "the inputs and the hidden units"
-    single = ExamplesTask("single", task.module, task.data, task.training)
+    single = ExamplesTask("single", task.module, task.data, task.info.training)
     assert single.row_bytes() == 4 * (5 + 64), "of one row, not of the set that it lies in"
     monkeypatch.setattr("equipoise.tasks.supervised.MAX_ACTIVATION_BYTES", rows * task.row_bytes())
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], whole) < 1e-12

@@ -21,6 +21,8 @@ from equipoise.records.codec import encode
 from equipoise.settings.option_registry import options
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import all_tasks, find_task
+from helpers_disk import Died
+from helpers_records import unfinish
 
 SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
 
@@ -159,7 +161,7 @@ def test_compare_makes_tables_and_resumes(tmp_path, capsys):
     }
     assert main([*command, "--quiet"]) == 2  # exists already
     before = (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns
-    (out / "fedavg" / "seed-1" / "summary.json").unlink()
+    unfinish(out / "fedavg" / "seed-1")
     assert main([*command, "--resume", "--quiet"]) == 0
     assert (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns == before
     assert read_csv(out / "table.csv")[0]["personal % mean"] == rows[0]["personal % mean"]
@@ -470,7 +472,7 @@ def test_a_comparison_that_is_cut_short_leaves_the_table_of_what_is_finished(
     def cut(settings, folder, **how):
         started.append(folder)
         if len(started) == 3:
-            raise RuntimeError("the machine went down")
+            raise Died("the machine went down")
         return real(settings, folder, **how)
 
     monkeypatch.setattr(comparing, "run", cut)
@@ -485,7 +487,7 @@ def test_a_comparison_that_is_cut_short_leaves_the_table_of_what_is_finished(
         "--quiet",
         *SMALL,
     ]
-    with pytest.raises(RuntimeError, match="went down"):
+    with pytest.raises(Died, match="went down"):
         main(command)
     text = (out / "table.md").read_text()
     assert text.startswith("# synthetic: 6 rounds, 2 seeds; 2 of 4 runs finished\n")

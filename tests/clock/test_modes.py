@@ -46,7 +46,9 @@ def world(tmp_path, **more):
 def clocked(method, task, timing, rounds, executor="stacked", participation=1.0, seed=0):
     method = find_method(method)() if isinstance(method, str) else method
     schedule = RoundLoopConfig(rounds, seed, participation, executor, 1, True)
-    simulation = FederatedSimulation(method, task, task.training, schedule, clock_config=timing)
+    simulation = FederatedSimulation(
+        method, task, task.info.training, schedule, clock_config=timing
+    )
     simulation.logs = [simulation.run_round() for _ in range(rounds)]
     return simulation
 
@@ -72,7 +74,7 @@ def test_fedbuff_by_hand(tmp_path):
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     schedule = RoundLoopConfig(4, seed, 1.0, "stacked", 1, True)
     run = FederatedSimulation(
-        find_method("fedavg")(), task, task.training, schedule, clock_config=timing
+        find_method("fedavg")(), task, task.info.training, schedule, clock_config=timing
     )
     found = []
     for _ in range(4):
@@ -223,7 +225,7 @@ def test_a_run_resumes_to_the_bit_in_the_middle(method, mode, tmp_path):
     lines = [
         (tmp_path / name / "rounds.jsonl").read_text().splitlines() for name in ("whole", "cut")
     ]
-    logs = [[{**json.loads(line), "seconds": 0} for line in text] for text in lines]
+    logs = [[{**json.loads(line), "seconds": 0, "crc": ""} for line in text] for text in lines]
     assert logs[0] == logs[1]
     assert [log["clock"] for log in logs[0]] == sorted(log["clock"] for log in logs[0])
 

@@ -3,6 +3,7 @@ executors.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ from helpers_own import BY_ERROR
 
 def played(method, task, timing, executor="stacked", rounds=2):
     schedule = RoundLoopConfig(rounds, 0, 1.0, executor, 1, True)
-    task.devices = DevicePopulation(timing.device_classes, 0)
+    task.info = replace(task.info, devices=DevicePopulation(timing.device_classes, 0))
     wrapped = with_deadline_epochs(method, timing)
-    run = FederatedSimulation(wrapped, task, task.training, schedule, clock_config=timing)
+    run = FederatedSimulation(wrapped, task, task.info.training, schedule, clock_config=timing)
     run.logs = [run.run_round() for _ in range(rounds)]
     return run
 
@@ -41,18 +42,18 @@ def test_epochs_by_hand(tmp_path):
     two of five.
     """
     task = small_task(training=TrainingConfig(epochs=5, lr=0.05, batch_size=8), size_sigma=0.0)
-    ids = torch.arange(task.num_clients)
-    epoch = task.num_steps(ids, torch.ones_like(ids), task.training) * 8
+    ids = torch.arange(task.info.num_clients)
+    epoch = task.num_steps(ids, torch.ones_like(ids), task.info.training) * 8
     assert len(epoch.unique()) == 1
     deadline = 2.5 * int(epoch[0]) / 10
     timing = ClockConfig(devices=table(tmp_path, 10), deadline=f"{deadline}s", adapt_epochs=True)
     run = played(find_method("fedavg")(), task, timing)
     assert (run.logs[0].train["epochs"].min, run.logs[0].train["epochs"].max) == (2, 2)
-    assert run.logs[0].logged["affordable"] == [2.0] * task.num_clients
+    assert run.logs[0].logged["affordable"] == [2.0] * task.info.num_clients
     assert run.logs[0].absent == {}
     assert run.logs[0].clock == pytest.approx(2 * int(epoch[0]) / 10, rel=1e-6)
     late = ClockConfig(devices=table(tmp_path, 10), deadline=f"{deadline}s")
-    assert len(played(find_method("fedavg")(), task, late).logs[0].absent) == task.num_clients
+    assert len(played(find_method("fedavg")(), task, late).logs[0].absent) == task.info.num_clients
 
 
 @pytest.mark.parametrize("method", [BY_ERROR, "page"])
@@ -79,7 +80,7 @@ def test_methods_whose_clients_train_on_trial_are_refused(method):
     with pytest.raises(
         UsageError, match=f"cannot serve {method}, whose clients also run trial training"
     ):
-        with_deadline_epochs(find_method(method)(), timing).check(task, task.training)
+        with_deadline_epochs(find_method(method)(), timing).check(task, task.info.training)
 
 
 def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):

@@ -97,9 +97,9 @@ class Oldest(Method):
 
 def test_decision_0_by_default_is_the_cohort_of_the_seed():
     task = small_task()
-    s = Server(task, task.training, {}, {}, seed=5, round=3, num_rounds=9, participation=0.5)
+    s = Server(task, task.info.training, {}, {}, seed=5, round=3, num_rounds=9, participation=0.5)
     ids, state = Method().select_clients(s)
-    assert ids.tolist() == rng.cohort(5, 3, task.num_clients, 0.5).tolist()
+    assert ids.tolist() == rng.cohort(5, 3, task.info.num_clients, 0.5).tolist()
     assert state == {}
 
 
@@ -129,7 +129,7 @@ def test_noise_counts_on_chance_alone():
     with pytest.raises(UsageError, match="chooses who takes part"):
         with_differential_privacy(
             Oldest(), PrivacyConfig(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3)
-        ).check(task, task.training)
+        ).check(task, task.info.training)
 
 
 def test_every_hook_is_forwarded():

@@ -24,7 +24,7 @@ def _simulation(method, executor=Stacked, streams=True, participation=0.9):
     made = FederatedSimulation(
         method,
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(3, 1, participation, "stacked", 1, False),
         executor,
     )
@@ -91,7 +91,7 @@ def test_a_round_is_computed_twice_once(monkeypatch):
 def test_uploads_are_gone():
     streamed = _simulation(FedAvg())
     ids = torch.arange(CLIENTS)
-    down = ServerMessage(streamed.params, dict.fromkeys(streamed.task.blocks, True))
+    down = ServerMessage(streamed.params, dict.fromkeys(streamed.task.info.blocks, True))
     replies = streamed.chunked_round.run(1, ids, down, ())
     assert replies.stack.update.params == replies.stack.client_state.local_params == {}
     assert replies.upload_bytes() == 8 * sum(
@@ -121,11 +121,14 @@ def test_chunks_in_one_stack_are_chunks_one_after_another_to_the_bit(model, keep
 
     def simulation(executor, method):
         task = small_task(model, clients=448, samples=20, size_sigma=0.0)
-        task.training = replace(
-            task.training, batch_size=16
-        )  # matrices of whole 16 bytes wherever a client lies
+        # Matrices of whole 16 bytes wherever a client lies.
+        training = replace(task.info.training, batch_size=16)
         made = FederatedSimulation(
-            method, task, task.training, RoundLoopConfig(5, 1, 1.0, "stacked", 2, keep), executor
+            method,
+            task,
+            training,
+            RoundLoopConfig(5, 1, 1.0, "stacked", 2, keep),
+            executor,
         )
         return made, [timeless(made.run_round()) for _ in range(5)]
 
@@ -141,7 +144,7 @@ def test_chunks_in_one_stack_are_chunks_one_after_another_to_the_bit(model, keep
 def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
     task = small_task("linear", clients=CLIENTS, size_sigma=0.0)
     made = FederatedSimulation(
-        FedAvg(), task, task.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked
+        FedAvg(), task, task.info.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked
     )
     chunk = made.executor.run_chunk
 
@@ -157,7 +160,7 @@ def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
     assert list(made.executor._can_join.values()) == [False]
     monkeypatch.undo()
     whole = FederatedSimulation(
-        FedAvg(), task, task.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked
+        FedAvg(), task, task.info.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked
     )
     for _ in range(3):
         whole.run_round()

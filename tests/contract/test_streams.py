@@ -26,8 +26,8 @@ def test_a_methods_own_draws_are_not_those_of_the_batch_order():
     task = small_task()
     client = ClientRuntime(
         task,
-        task.training,
-        RngContext(3, 1, task.training),
+        task.info.training,
+        RngContext(3, 1, task.info.training),
         9,
         torch.tensor(2),
         ServerMessage({}, {}),

@@ -27,7 +27,7 @@ OPTIONS = {
 def test_members_and_newcomers_part_the_population():
     task = small_task(clients=10)
     members = hold_out(task, 0.3, seed=1)
-    assert (members.num_clients, members.heldout_clients.num_clients) == (7, 3)
+    assert (members.info.num_clients, members.heldout_clients.info.num_clients) == (7, 3)
     ids = np.concatenate([members.data.ids, members.heldout_clients.data.ids])
     assert sorted(ids.tolist()) == list(range(10))
     whole = task.data.split(members.data.ids[[2]], "train")

@@ -57,7 +57,7 @@ def test_tensors_as_they_come(tmp_path):
         (torch.from_numpy(x).bfloat16().requires_grad_(), torch.from_numpy(y).int())
         for x, y in _clients()
     ]
-    assert built(iter(pairs), "linear").num_clients == 3
+    assert built(iter(pairs), "linear").info.num_clients == 3
     with pytest.raises(
         UsageError, match=r"the server has samples of shape \(5,\), clients of \(6,\)"
     ):
@@ -85,7 +85,9 @@ def test_bytes_become_images_and_whole_numbers_tokens():
     assert data.transform.prepare(data.server("test")[0], torch.float32).max() <= 1
     tokens = [(rng.integers(0, 5, (20, 7)), rng.integers(0, 5, 20)) for _ in range(2)]
     assert (
-        built(tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5))).num_clients
+        built(
+            tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5))
+        ).info.num_clients
         == 2
     )
 

@@ -66,12 +66,14 @@ def test_several_heads_on_one_body_score_as_whole_models(model):
         {name: w.expand(3, *w.shape) for name, w in task.init_params(seed).items()}
         for seed in (0, 1)
     ]
-    heads = {name: torch.stack([tree[name] for tree in models], 1) for name in task.blocks["head"]}
+    heads = {
+        name: torch.stack([tree[name] for tree in models], 1) for name in task.info.blocks["head"]
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = task.evaluate_heads_stack(ids, models[0], heads, "val")
     for k, tree in enumerate(models):
-        whole = models[0] | {name: tree[name] for name in task.blocks["head"]}
+        whole = models[0] | {name: tree[name] for name in task.info.blocks["head"]}
         expected = task.evaluate_stack(ids, whole, "val")
         for name in ("acc", "loss"):
             assert largest_difference(found[name][:, k], expected[name]) < 1e-12
@@ -266,4 +268,4 @@ def test_the_real_shakespeare_as_in_the_paper():
     )
     data = task.data
     assert (data.split(np.arange(100), "test").size == 2100).all()
-    assert task.num_clients == 100
+    assert task.info.num_clients == 100

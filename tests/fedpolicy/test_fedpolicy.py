@@ -2,6 +2,7 @@
 composition.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "loc
 
 def sizes(task: Any) -> list[int]:
     start = task.init_params(0)
-    return [sum(start[name].nbytes for name in task.blocks[block]) for block in FOUR.blocks]
+    return [sum(start[name].nbytes for name in task.info.blocks[block]) for block in FOUR.blocks]
 
 
 @pytest.mark.parametrize(
@@ -112,15 +113,17 @@ def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> 
 def test_unsound_bases_are_refused_with_a_reason(base: str, why: str) -> None:
     task = small_task()
     with pytest.raises(UsageError, match=why):
-        FedPolicy(base=base).check(task, task.training)
+        FedPolicy(base=base).check(task, task.info.training)
 
 
 def test_a_controller_over_an_unsound_base_is_refused_too() -> None:
     task = small_task()
     with pytest.raises(UsageError, match="one whole model"):
-        Joint(base="page", base_options="base=scaffold controls=eta").check(task, task.training)
+        Joint(base="page", base_options="base=scaffold controls=eta").check(
+            task, task.info.training
+        )
     with pytest.raises(UsageError, match="decides how clients train"):
-        Joint(base="fedprox").check(task, task.training)
+        Joint(base="fedprox").check(task, task.info.training)
 
 
 @pytest.mark.parametrize("base", ["fedprox", "fedavgm", "ditto", "pfedme", "fedrod", "dapfl"])
@@ -171,11 +174,11 @@ def test_bad_options_are_refused() -> None:
         ({"base": "fedprox", "base_options": "mu=big"}, "must be a number"),
     ):
         with pytest.raises(UsageError, match=word):
-            FedPolicy(**options).check(task, task.training)  # type: ignore[arg-type]
+            FedPolicy(**options).check(task, task.info.training)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="val_share"):
-        FedPolicy().check(small_task(val_share=0.0), task.training)
+        FedPolicy().check(small_task(val_share=0.0), task.info.training)
     with pytest.raises(UsageError, match="one layer"):
-        FedPolicy().check(small_task("linear"), task.training)
+        FedPolicy().check(small_task("linear"), task.info.training)
 
 
 # --- block weights --------------------------------------------------------------------------------
@@ -185,9 +188,9 @@ def test_block_weights_by_hand() -> None:
     task = small_task(clients=2)
     fresh = state.staleness_weight(torch.tensor([[0, 5], [1, 5]]), 0.5)
     weights = FOUR.block_weights(task, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
-    for name in task.blocks["backbone"]:
+    for name in task.info.blocks["backbone"]:
         assert weights[name].flatten().tolist() == pytest.approx([2 / 3, 1 / 3])
-    for name in task.blocks["head"]:  # all are old alike
+    for name in task.info.blocks["head"]:  # all are old alike
         assert weights[name].flatten().tolist() == pytest.approx([0.5, 0.5])
     again = FOUR.block_weights(task, weights, torch.ones(2, 2))
     assert largest_difference(again, weights) < 1e-15
@@ -200,9 +203,9 @@ def test_a_stale_block_stays() -> None:
     moved = FOUR.damp_stale_blocks(
         task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64)
     )
-    for name in task.blocks["backbone"]:
+    for name in task.info.blocks["backbone"]:
         assert largest_difference(moved[name], after[name]) == 0
-    for name in task.blocks["head"]:
+    for name in task.info.blocks["head"]:
         assert largest_difference(moved[name], before[name] + 0.4) < 1e-12
 
 
@@ -290,16 +293,17 @@ def test_a_slow_link_makes_a_download_dear() -> None:
     0.004 and 0.016.
     """
     task = small_task()
-    task.devices = DevicePopulation(
+    devices = DevicePopulation(
         (Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3
     )
-    ids, start = torch.arange(task.num_clients), task.init_params(0)
-    slow = torch.from_numpy(task.devices.class_index(ids.numpy()) == 1)
+    task.info = replace(task.info, devices=devices)
+    ids, start = torch.arange(task.info.num_clients), task.init_params(0)
+    slow = torch.from_numpy(task.info.devices.class_index(ids.numpy()) == 1)
     assert 0 < int(slow.sum()) < len(ids)
     method = FedPolicy(download_cost=0.01, probe_bonus=0.0)
     policy = method.agent
     assert isinstance(policy, policies.PredictiveProbing)
-    s = Server(task, task.training, start, method.init_server(task, start), 0, 1, 10)
+    s = Server(task, task.info.training, start, method.init_server(task, start), 0, 1, 10)
     value = policy.prior_values(s, ids)
     share = torch.tensor([*sizes(task)]).double() / sum(sizes(task))
     for part, cost in ((0, 1.0), (1, float(share[0])), (2, float(share[1])), (3, 0.0)):
@@ -320,7 +324,7 @@ def test_the_probe_scores_what_would_be_held_before_training() -> None:
     for number, (backbone, head) in enumerate(
         [(shared, shared), (shared, own), (own, shared), (own, own)]
     ):
-        model = {n: (backbone if n in task.blocks["backbone"] else head)[n] for n in own}
+        model = {n: (backbone if n in task.info.blocks["backbone"] else head)[n] for n in own}
         result = task.evaluate_stack(ids, model, "val")
         score = 1 - result["acc"] + 0.02 * result["loss"].clamp(max=3)
         assert (
@@ -333,7 +337,7 @@ def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
     task, spared = small_task(), 0
     method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0)
     sim = FederatedSimulation(
-        method, task, task.training, RoundLoopConfig(20, 0, 1.0, "stacked", 20, True)
+        method, task, task.info.training, RoundLoopConfig(20, 0, 1.0, "stacked", 20, True)
     )
     for round in range(1, 21):
         old = sim.store.state["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
@@ -360,7 +364,7 @@ def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them(
     method = FedPolicy(policy="learned", probe_every=4)
     rounds = RoundLoopConfig(60, 0, 1.0, "stacked", 60, True)
     task = small_task()
-    sim = FederatedSimulation(method, task, task.training, rounds)
+    sim = FederatedSimulation(method, task, task.info.training, rounds)
     before = torch.full((6,), 2)
     grew = shrank = 0
     for _ in range(30):
@@ -399,7 +403,7 @@ def test_pooled_evidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     policy_state["scores"] = torch.tensor(
         [[0.5, 0.5, 0.4 + apart, 0.4], [0.5, 0.5, 0.4 - apart, 0.4]], dtype=torch.float64
     )
-    server = Server(task, task.training, task.init_params(0), {}, 0, 7, 60)
+    server = Server(task, task.info.training, task.init_params(0), {}, 0, 7, 60)
     shrinkage, prior_value = method.agent.empirical_bayes(server, policy_state, torch.arange(2))  # type: ignore[attr-defined]
     assert shrinkage[0].tolist() == pytest.approx([0, 0, 0.5, 0])
     assert prior_value[0].tolist() == pytest.approx([0.02 - 0.1, 0.01 - 0.1, 0.01, 0.0])
@@ -423,7 +427,7 @@ def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
     sim = FederatedSimulation(
         FedPolicy(policy="learned"),
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(20, 0, 1.0, "stacked", 20, True),
     )
     logs = [sim.run_round() for _ in range(20)]

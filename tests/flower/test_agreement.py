@@ -4,7 +4,6 @@ simulations give.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
 from equipoise.data.tabular.exchange import merge_files, summarise_site
 from equipoise.experiment import runner as runs
@@ -25,7 +25,6 @@ from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
-from equipoise.records.client_table import read_table
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -154,15 +153,15 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
     shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
     given = {"task": "tables", "data": str(whole), "split_column": "part", "val_share": 0.0}
     own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
-    assert own.preprocessing_json() == found.preprocessor.to_json()
-    assert own.bytes_before == build_task(settings).bytes_before
+    assert own.preparation.to_json() == found.preprocessor.to_json()
+    assert own.preparation[1:3] == build_task(settings).preparation[1:3]
     assert found.upload_bytes == sum((sites / f"{name}.json").stat().st_size for name in SITES)
 
 
 def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: Path) -> None:
     wire = wire_of(sites)
     _, settings = agreed(wire)
-    told = build_task(settings).preprocessing_json()
+    told = build_task(settings).preparation.to_json()
     live = simulation(wire, settings, preparation=told)
     assert not any(live.run_round().absent for _ in range(2))
     carried = ["preparation" in codec.decode(messages[0])[1] for messages in wire.sent[1:]]
@@ -179,7 +178,7 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
 
 def remote(wire: Here) -> Callable[..., RemoteExecutor]:
     def make(*about: Any) -> RemoteExecutor:
-        told = about[1].preprocessing_json()
+        told = about[1].preparation.to_json()
         return RemoteExecutor(
             *about, wire=wire, run="test", time_limit=1.0, min_replies=1, preparation=told
         )
@@ -189,18 +188,47 @@ def remote(wire: Here) -> Callable[..., RemoteExecutor]:
 
 def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[float]]:
     runs.run(settings, out, make_executor=remote(wire))
-    return read_table(out / "clients.csv")
+    return Folder(out).read_table(Folder(out).clients)
+
+
+def test_a_site_predicts_and_exports_from_its_own_folder(
+    sites: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the raw rows of a year later, and without the server or the training rows."""
+    wire = wire_of(sites, method="ditto")
+    settings = agreed(wire)[1]
+    finished(wire, settings, tmp_path / "run")
+    folder = sites / "state-south" / "test" / "client-1"
+    task = build_task(replace(settings, task_config=wire.node(1).settings.task_config))
+    model = load_file(folder / "models" / "global.safetensors")
+    x = task.data.split(np.array([1]), "test").x.reshape(20, -1)
+    expected = task.logits(model, x).argmax(-1)
+    shutil.copy(sites / "south" / "test.csv", tmp_path / "new.csv")
+    shutil.rmtree(sites / "south")
+    out = tmp_path / "predicted.csv"
+    assert main(["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
+    names = [line.split(",")[1] for line in out.read_text().splitlines()[1:]]
+    assert names == [task.info.class_names[k] for k in expected.tolist()]
+    assert main(["export", str(folder)]) == 0
+    assert "the personal model of south" in capsys.readouterr().out
+    (tmp_path / "wrong.csv").write_text("age,ill\n50,no\n")
+    given = ["predict", str(folder), str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "x.csv")]
+    assert main(given) == 2
+    assert "lack columns that the model needs: 'ward'" in capsys.readouterr().err
 
 
 def test_rounds_tell_the_real_seconds_since_the_start(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a watch that shows three seconds more at each look; the time for which a run was stopped
-    does not count.
-    """
-    looks = itertools.count(0.0, 3.0)
-    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(looks)))
-    wire = wire_of(sites, checkpoint_every=1)
+    """Each of three replies takes a second; the time for which a run was stopped does not count."""
+    now = [0.0]
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def reply_after_a_second(client: int, reply: bytes) -> bytes:
+        now[0] += 1.0
+        return reply
+
+    wire = wire_of(sites, reply_after_a_second, checkpoint_every=1)
     settings, out = agreed(wire)[1], tmp_path / "run"
 
     def stop(record: RoundRecord) -> None:
@@ -209,7 +237,7 @@ def test_rounds_tell_the_real_seconds_since_the_start(
 
     with pytest.raises(runs.Interrupted):
         runs.run(settings, out, make_executor=remote(wire), on_round_end=stop)
-    next(looks)
+    now[0] += 100.0
     summary = runs.run(settings, out, make_executor=remote(wire), resume=True)
     assert [record.clock for record in Folder(out).records()] == [3.0, 6.0, 9.0]
     assert (summary.clock, summary.energy) == (9.0, None)
@@ -225,7 +253,7 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
         node = wire.node(client)
         task = build_task(replace(settings, task_config=node.settings.task_config))
         model = load_file(
-            sites / f"state-{name}" / "test" / f"client-{client}" / "model.safetensors"
+            sites / f"state-{name}" / "test" / f"client-{client}" / "models" / "global.safetensors"
         )
         own = own_scores(task, client, model, 0)
         for key, value in {
@@ -261,7 +289,7 @@ def test_a_client_whose_scores_are_nonsense_has_none(sites: Path, tmp_path: Path
 def test_who_lost_the_preparation_is_told_again(sites: Path) -> None:
     wire = wire_of(sites)
     _, settings = agreed(wire)
-    live = simulation(wire, settings, preparation=build_task(settings).preprocessing_json())
+    live = simulation(wire, settings, preparation=build_task(settings).preparation.to_json())
     live.run_round()
     shutil.rmtree(sites / "state-va")
     assert (
@@ -300,7 +328,7 @@ def retold(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
         ),
         (
             retold('"name":"ward"', '"name":"room"'),
-            "column 'room' of client 'south': not every client has it",
+            "column 'ward' of client 'south': it is missing here, and 2 of 3 clients have it",
         ),
         (
             lambda told: {"error": "FileNotFoundError: see its log"},
@@ -320,7 +348,7 @@ def test_a_client_that_tells_nonsense_is_named(change: Any, says: str, sites: Pa
 
 def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -> None:
     pytest.importorskip("dp_accounting", reason="extra 'privacy'")
-    noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "tell"})
+    noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "statistics"})
     with pytest.raises(
         UsageError, match="before them clients would send sums and counts of their columns"
     ):
@@ -347,5 +375,5 @@ def test_raw_tables_need_connected_clients(sites: Path) -> None:
         build_task(RunSettings.from_options({**GIVEN, "data": str(sites / "server")}))
     synthetic = wire_of(sites)
     synthetic.given = {"task": "synthetic", "clients": 3}
-    told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "tell"})))[1]
+    told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "statistics"})))[1]
     assert told["error"] == "the run has no raw tables: there is nothing to tell"

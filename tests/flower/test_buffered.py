@@ -86,7 +86,7 @@ def federate(
         )
 
     return FederatedSimulation(
-        method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), make
+        method, task, task.info.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), make
     )
 
 

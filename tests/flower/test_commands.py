@@ -210,7 +210,7 @@ def test_a_client_reads_its_own_folder_and_the_server_only_learns_its_size(tmp_p
     node = Node(given, NodeConfig(1, tmp_path / "state", str(tmp_path / "client")))
     assert node._introduction()["samples"] == 36
     config = RemoteTablesConfig(data=str(tmp_path / "server"), clients=2)
-    server = build(config, "linear", node.task.training, 0)
+    server = build(config, "linear", node.task.info.training, 0)
     assert isinstance(server, RemoteTablesTask)
     server.reported_sizes |= {1: 36}
     assert server.num_examples(torch.tensor([0, 1])).tolist() == [0, 36]

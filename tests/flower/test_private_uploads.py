@@ -12,6 +12,7 @@ import torch
 from equipoise.flower import codec
 from equipoise.privacy.accountant import gaussian_epsilon
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.settings.run_settings import RunSettings
 from equipoise.wrappers.differential_privacy import secret_normal, with_differential_privacy
 from flower.test_remote import ROUNDS, SUPERVISED, Here, federate
 from helpers import largest_difference, simulate, small_task
@@ -73,7 +74,7 @@ def test_a_client_s_own_limit_ends_its_part_and_is_named_in_the_log(tmp_path: Pa
     )
     assert all(not run.run_round().absent for _ in range(2))
     log = run.run_round()
-    assert len(log.absent) == task.num_clients
+    assert len(log.absent) == task.info.num_clients
     assert "max-epsilon" in log.absent[0]
 
 
@@ -81,3 +82,20 @@ def test_a_client_with_a_limit_takes_no_part_in_a_run_without_noise(tmp_path: Pa
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     run = federate(method, task, Here(method, task, tmp_path, most_epsilon=1.0))
     assert "the run has no dp_noise" in run.run_round().absent[0]
+
+
+def test_server_and_clients_choose_the_same_noise_for_a_limit(tmp_path: Path) -> None:
+    limit = PrivacyConfig(dp_clip=0.5, max_epsilon=5.0)
+    given = {
+        "task": "synthetic",
+        "clients": 6,
+        "rounds": ROUNDS,
+        "dp_clip": 0.5,
+        "max_epsilon": 5.0,
+    }
+    settings = RunSettings.from_options(given).with_chosen_noise(6, is_simulation=False)
+    wire = Here(SUPERVISED["fedavg"](), small_task("mlp"), tmp_path, privacy=limit)
+    assert {node.settings.privacy for node in wire.nodes} == {settings.privacy}
+    assert {node.budget.privacy for node in wire.nodes} == {settings.privacy}
+    run = federate(settings.wrapped_method, small_task("mlp"), wire)
+    assert not run.run_round().absent

@@ -54,6 +54,7 @@ class Here:
         draw: NormalSampler = seeded_normal,
         most_epsilon: float | None = None,
         more: Mapping[str, Any] = MappingProxyType({}),
+        max_clients: int | None = None,
     ) -> None:
         options = {
             f"method.{item.name}": getattr(method, item.name) for item in dataclasses.fields(method)
@@ -62,13 +63,18 @@ class Here:
             "method": method.name,
             "task": of,
             "rounds": ROUNDS,
-            **dataclasses.asdict(task.training),
+            **dataclasses.asdict(task.info.training),
             **options,
         }
         given |= {**dataclasses.asdict(privacy), **more}
         self.nodes = [
-            Node(given, NodeConfig(client, folder / f"{client}", "", most_epsilon), task, draw)
-            for client in range(task.num_clients)
+            Node(
+                given,
+                NodeConfig(client, folder / f"{client}", "", most_epsilon, max_clients=max_clients),
+                task,
+                draw,
+            )
+            for client in range(task.info.num_clients)
         ]
         self.away: set[int] = set()
         self.spoil = spoil or (lambda client, reply: reply)
@@ -87,17 +93,20 @@ class Here:
 
 
 def federate(
-    method: Method, task: Task, wire: Here, participation: float = 1.0, min_replies: int = 1
+    method: Method,
+    task: Task,
+    wire: Here,
+    participation: float = 1.0,
+    min_replies: int = 1,
+    run: str = "test",
 ) -> FederatedSimulation:
     def make(*about: Any) -> RemoteExecutor:
-        return RemoteExecutor(
-            *about, wire=wire, run="test", time_limit=1.0, min_replies=min_replies
-        )
+        return RemoteExecutor(*about, wire=wire, run=run, time_limit=1.0, min_replies=min_replies)
 
     return FederatedSimulation(
         method,
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(ROUNDS, 0, participation, "loop", 1, True),
         make,
     )
@@ -152,7 +161,11 @@ def world_of(name: str) -> tuple[str, dict[str, Any], Method, Task]:
     raise AssertionError(f"none of {WORLDS} suits {name}")
 
 
-@pytest.mark.parametrize("name", sorted(all_methods().keys() - SUPERVISED.keys()))
+AGENTS = {name for name, method in all_methods().items() if method.family == "agents"}
+"""Trees travel in tests/trees."""
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
 def test_learners_that_are_agents_travel_too(name: str, tmp_path: Path) -> None:
     world, small, method, task = world_of(name)
     loop = simulate(method, task, ROUNDS, "loop")
@@ -167,7 +180,7 @@ def test_blocks_that_are_not_sent_are_not_in_the_message(tmp_path: Path) -> None
     wire = Here(method, task, tmp_path)
     federate(method, task, wire).run_round()
     tree, _ = codec.decode(wire.sent[0][0])
-    assert sorted(tree["params"]) == sorted(task.blocks["backbone"])
+    assert sorted(tree["params"]) == sorted(task.info.blocks["backbone"])
 
 
 def test_adapters_travel_over_a_base_that_every_node_has(tmp_path: Path) -> None:
@@ -300,7 +313,10 @@ def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> 
     run = federate(method, task, wire)
     for lost["round"] in (1, 2, 3):
         run.run_round()
-    c = [_state_of(tmp_path, client, ROUNDS)["c"]["0.weight"] for client in range(task.num_clients)]
+    c = [
+        _state_of(tmp_path, client, ROUNDS)["c"]["0.weight"]
+        for client in range(task.info.num_clients)
+    ]
     assert torch.allclose(run.server_state["c"]["0.weight"], torch.stack(c).mean(0), atol=1e-12)
 
 
@@ -345,8 +361,15 @@ def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
     run = federate(method, task, Here(method, task, tmp_path))
     for _ in range(ROUNDS):
         run.run_round()
-    files = sorted(path.name for path in (tmp_path / "0" / "test" / "client-0").iterdir())
-    assert files == ["model.safetensors", "round-2.safetensors", "round-3.safetensors"]
+    folder = tmp_path / "0" / "test" / "client-0"
+    assert sorted(path.name for path in folder.glob("round-*")) == [
+        "round-2.safetensors",
+        "round-3.safetensors",
+    ]
+    assert sorted(path.name for path in (folder / "models").iterdir()) == [
+        "card.json",
+        "global.safetensors",
+    ]
 
 
 def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:

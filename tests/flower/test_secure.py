@@ -21,10 +21,10 @@ from equipoise.flower.secagg_protocol import PublicKeys, SecAggClient, prg, thre
 from equipoise.methods import all_methods
 from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executors import CohortResults, Loop
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index
 from equipoise.wrappers.differential_privacy import seeded_normal, with_differential_privacy
@@ -155,7 +155,7 @@ def offered() -> dict[str, Method]:
     for name, kind in all_methods().items():
         try:
             if kind().capabilities.learner_kind == "gradient":
-                SecureAggregation(kind()).check(small_task("mlp"), small_task("mlp").training)
+                SecureAggregation(kind()).check(small_task("mlp"), small_task("mlp").info.training)
                 found[name] = kind()
         except UsageError:
             pass
@@ -235,7 +235,7 @@ def test_masked_sums_of_nodes_are_the_plain_ones_to_the_bit(name: str, tmp_path:
     local = FederatedSimulation(
         SecureAggregation(method),
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True),
         plain,
     )
@@ -248,7 +248,7 @@ def test_masked_sums_of_nodes_are_the_plain_ones_to_the_bit(name: str, tmp_path:
     words = (
         sums * sum(local.params[shared].numel() for shared in method.shared_param_names(task)) + 1
     )  # and its weight
-    assert logs[0].bytes.up == 8 * words * (task.num_clients - 1)
+    assert logs[0].bytes.up == 8 * words * (task.info.num_clients - 1)
 
 
 def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
     ).run_round()
     kinds = [kind for kind, _ in sent]
     assert kinds == [
-        kind for kind in ("round", "share", "mask", "reveal") for _ in range(task.num_clients)
+        kind for kind in ("round", "share", "mask", "reveal") for _ in range(task.info.num_clients)
     ]
     for kind, data in sent:
         tree, _ = codec.decode(data)
@@ -285,7 +285,7 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
 
 def test_too_few_change_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
     task, method = small_task("mlp"), OFFERED["fedavg"]
-    silent = set(range(task.num_clients - threshold(task.num_clients) + 1))
+    silent = set(range(task.info.num_clients - threshold(task.info.num_clients) + 1))
 
     class Losing(Here):
         def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
@@ -300,7 +300,7 @@ def test_too_few_change_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
     before = remote.params
     log = remote.run_round()
     assert largest_difference(before, remote.params) == 0
-    assert len(log.absent) == task.num_clients
+    assert len(log.absent) == task.info.num_clients
     assert any("are left for the secure sum" in reason for reason in log.absent.values())
     assert not remote.run_round().absent
     assert largest_difference(before, remote.params) > 0
@@ -311,12 +311,12 @@ def test_a_part_that_does_not_fit_is_left_out_by_name() -> None:
     simulation = FederatedSimulation(
         SecureAggregation(OFFERED["fedavg"]),
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(1, 0, 1.0, "stacked", 1, True),
     )
     simulation.params = {name: value + 2.0**21 for name, value in simulation.params.items()}
     log = simulation.run_round()
-    assert log.dropped == list(range(task.num_clients))
+    assert log.dropped == list(range(task.info.num_clients))
     assert "its words/weighted/mean/" in log.rejected[0]
 
 
@@ -329,7 +329,15 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(
         OFFERED["fedavg"],
     )
     policy = SecureAggregation(with_differential_privacy(method, privacy, seeded_normal))
-    wire = Here(method, task, tmp_path, privacy=privacy, most_epsilon=1e6, more={"secure": True})
+    wire = Here(
+        method,
+        task,
+        tmp_path,
+        privacy=privacy,
+        most_epsilon=1e6,
+        more={"secure": True},
+        max_clients=task.info.num_clients,
+    )
     remote = federate(policy, task, wire)
     logs = [remote.run_round() for _ in range(ROUNDS)]
     assert not any(log.absent for log in logs)
@@ -345,7 +353,7 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(
         < 2e-6
     )
     spent = json.loads((tmp_path / "0" / "privacy.json").read_text())["mu_squared"]
-    assert spent == pytest.approx(ROUNDS * 4 / (0.5**2 * threshold(task.num_clients)))
+    assert spent == pytest.approx(ROUNDS * 4 / (0.5**2 * threshold(task.info.num_clients)))
 
 
 def test_both_epsilons_of_the_page_on_privacy() -> None:
@@ -406,4 +414,4 @@ def test_secure_from_the_command_line(tmp_path: Path) -> None:
     }
     assert told["sum"]["epsilon"] == told["each"]["epsilon"] == told["sum"]["epsilon_server"]
     assert told["sum"]["epsilon_server"] < told["each"]["epsilon_server"]
-    assert RunSettings.from_options(read_config(tmp_path / "sum" / "config.json")).run.secure
+    assert RunSettings.from_options(Folder(tmp_path / "sum").read_config()).run.secure

@@ -134,7 +134,7 @@ def test_waiting_for_clients_ends_too(clock: Clock) -> None:
         (to_record(b"\x80\x04pickle"), "cannot be read"),
         (to_record(codec.encode({}, {"error": "disk full"})), "disk full"),
         (to_record(b"x" * 5000), "at most 4096"),
-        (RecordDict(), "the message has no parcel"),
+        (RecordDict(), "the message has no content"),
         (SimpleNamespace(code=3, reason="no such app"), "error 3: no such app"),
     ],
 )
@@ -213,5 +213,5 @@ def test_the_audit_says_who_joined_was_refused_and_sent_what(clock: Clock, tmp_p
     assert (lines["joined"]["client"], lines["joined"]["node"]) == (0, 7)
     assert lines["refused"]["node"] == 8
     assert lines["exchange"]["sent"] == "sha256:" + hashlib.sha256(b"question").hexdigest()
-    assert (lines["exchange"]["came"], lines["exchange"]["bytes"]) == (digest(b"reply"), 5)
+    assert (lines["exchange"]["reply"], lines["exchange"]["bytes"]) == (digest(b"reply"), 5)
     assert (tmp_path / "run-audit.jsonl").stat().st_mode & 0o777 == 0o600

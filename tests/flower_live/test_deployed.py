@@ -19,10 +19,9 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make t
 
 from equipoise.data.tabular.exchange import merge_messages, summarise_site
 from equipoise.experiment import runner as runs
-from equipoise.experiment.predict import predict_file
+from equipoise.experiment.new_rows import predict_file
 from equipoise.flower import config as options
 from equipoise.flower import project
-from equipoise.records.client_table import read_table
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -144,7 +143,7 @@ def test_the_models_are_those_of_loop(
         for line in (open_fleet.folder / "client-0" / "audit.jsonl").read_text().splitlines()
     ]
     there = {
-        (line["sent"], line["came"])
+        (line["sent"], line["reply"])
         for line in audit
         if line["event"] == "exchange" and line["client"] == 0
     }
@@ -224,8 +223,8 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     summary = Folder(app / "run").read_summary()
     assert summary.bytes_before == Bytes(sum(len(text) for text in told.values()), 3 * len(made))
     assert not any(log.absent for log in logs_of(app))
-    columns = read_table(
-        app / "run" / "clients.csv"
+    columns = Folder(app / "run").read_table(
+        Folder(app / "run").clients
     )  # each client's own words, after the last round
     bounds = zip(
         columns["personal_auc_low"],
@@ -236,7 +235,7 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     assert [low <= own <= high for low, own, high in bounds] == [True] * 3
     (tmp_path / "new.csv").write_text("a,b\n0.1,0.4\n0.9,0.2\n")
     out = tmp_path / "predicted.csv"
-    assert predict_file(Folder(app / "run"), tmp_path / "new.csv", None, out, overwrite=False) == 2
+    assert "2 predictions" in predict_file(app / "run", tmp_path / "new.csv", out)[0]
     assert out.read_text().startswith("row,predicted,p(0),p(1)\n1,")
 
 
@@ -375,7 +374,7 @@ def test_known_nodes_work_an_unknown_key_is_refused_and_so_is_another_s_place(
     project.write_app(app, {**given, "nodes": str(nodes)})
     done = cli("run", str(app), *where, env=safe_fleet.env)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2: 2 asked" in done.stdout
+    assert "round 2 of 2: 2 asked" in done.stdout
     assert_same(safe_fleet, app, same_run_in_loop(tmp_path / "loop", given), clients=2)
     assert not (safe_fleet.folder / "client-2").exists()
     assert "Failed to activate SuperNode" in safe_fleet.log("key-2")

@@ -34,9 +34,9 @@ def built(**options):
 
 def backup(task, tables, taken, samples):
     """Of all agents, after so many samples."""
-    ids = np.arange(task.num_clients)
+    ids = np.arange(task.info.num_clients)
     return tabular_q.sampled_backup(
-        task.generative_problem, ids, tables, np.full(task.num_clients, taken), 4, samples
+        task.generative_problem, ids, tables, np.full(task.info.num_clients, taken), 4, samples
     )
 
 

@@ -72,7 +72,7 @@ def test_agents_may_take_different_numbers_of_steps():
     _, task = built("fedasynq-eq")
     ids = torch.arange(3)
     start = {"q": task.init_params(0)["q"].expand(3, -1, -1, -1)}
-    when = RngContext(0, 1, task.training)
+    when = RngContext(0, 1, task.info.training)
 
     def go(steps):
         fit = LocalTrainRequest(
@@ -131,6 +131,17 @@ def test_perturbed_agents_have_their_own_yardstick():
     errors = task.evaluate_stack(torch.arange(6), {"q": own}, "test")["error"]
     assert float(errors.abs().max()) == 0
     assert float(task.evaluate_server({"q": own}, "test")["error"].min()) > 0.001
+
+
+def test_the_yardstick_of_one_perturbed_agent_is_its_own_mdp():
+    """The mean of one MDP is that MDP: server and client have the same error."""
+    _, task = built("fedasynq-eq", agents=1, perturbation=0.5)
+    q = torch.randn(1, 3, *task.mdp.R.shape, dtype=torch.float64)
+    server = task.evaluate_server({"q": q}, "test")
+    client = task.evaluate_stack(torch.zeros(1, dtype=torch.int64), {"q": q}, "test")
+    assert largest_difference(server, client) < 1e-12
+    _, common = built("fedasynq-eq", agents=1)
+    assert np.abs(task.mdp.P - common.mdp.P).max() > 0.01
 
 
 @pytest.mark.parametrize("name", TASKS)

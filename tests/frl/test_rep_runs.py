@@ -109,7 +109,7 @@ def test_a_frozen_representation_is_td_on_fixed_features():
 
 def test_two_rounds_by_definition():
     settings, task = built("pfedtd-rep", agents=2, relative=False)
-    method, ids, when = settings.method, torch.arange(2), RngContext(3, 1, task.training)
+    method, ids, when = settings.method, torch.arange(2), RngContext(3, 1, task.info.training)
     first = task.init_params(3)
     held = {name: value.expand(2, *value.shape).clone() for name, value in first.items()}
     source, shared = task.init_data_state(ids), first["phi"]
@@ -202,7 +202,9 @@ def test_agents_may_take_different_numbers_of_steps():
             torch.full((3,), 0.1, dtype=torch.float64),
             trainable=("phi", "theta"),
         )
-        return task.fit_stack(ids, fit, task.init_data_state(ids), RngContext(0, 1, task.training))
+        return task.fit_stack(
+            ids, fit, task.init_data_state(ids), RngContext(0, 1, task.info.training)
+        )
 
     mixed, few, many = go([5, 9, 5]), go([5, 5, 5]), go([9, 9, 9])
     for k, same in enumerate((few, many, few)):

@@ -51,7 +51,7 @@ def test_members_and_newcomers_part_the_agents(task):
         RunSettings.from_options({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"})
     )
     members = hold_out(whole, 0.4, 3)
-    assert (members.num_clients, members.heldout_clients.num_clients) == (3, 2)
+    assert (members.info.num_clients, members.heldout_clients.info.num_clients) == (3, 2)
     if task == "cartpole":
         lengths = np.concatenate(
             [members.env.bodies.length, members.heldout_clients.env.bodies.length]
@@ -115,9 +115,9 @@ def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
     monkeypatch.setattr(heldout.dqn_agent, "train", watched)
     heldout.heldout_returns(task, task.heldout_clients, find_method(name)(), task.init_params(1), 3)
     before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
-    for part in task.blocks["backbone"]:
+    for part in task.info.blocks["backbone"]:
         assert torch.equal(before[part], after[part])
-    for part in task.blocks["head"]:
+    for part in task.info.blocks["head"]:
         assert not torch.equal(before[part], after[part])
 
 

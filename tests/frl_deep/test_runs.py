@@ -121,7 +121,7 @@ def test_with_one_agent_everything_is_one():
 
 def test_bodies_are_averaged_and_heads_stay():
     end = done("pfeddqn-rep", 2)
-    local, names = end.store.local_params, end.task.blocks
+    local, names = end.store.local_params, end.task.info.blocks
     for name in names["backbone"]:
         assert largest_difference(local[name].mean(0), end.params[name]) < 1e-15
     for name in names["head"]:
@@ -171,7 +171,9 @@ def test_agents_may_take_different_numbers_of_steps():
             torch.full((3,), 0.01, dtype=torch.float64),
             trainable=tuple(one),
         )
-        return task.fit_stack(ids, fit, task.init_data_state(ids), RngContext(0, 1, task.training))
+        return task.fit_stack(
+            ids, fit, task.init_data_state(ids), RngContext(0, 1, task.info.training)
+        )
 
     mixed, few, many = go([12, 20, 12]), go([12] * 3), go([20] * 3)
     for k, same in enumerate((few, many, few)):

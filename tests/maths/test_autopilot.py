@@ -181,11 +181,11 @@ def test_the_first_round_by_hand() -> None:
     steps = (
         0.25
         * received["loss"]
-        / task.grad_sq_norm_stack(ids, everybody, RngContext(0, 1, task.training))
+        / task.grad_sq_norm_stack(ids, everybody, RngContext(0, 1, task.info.training))
     )
     rates, trials = tensor(sim.logs[0].decisions["lr"]), sim.store.state["trials"]
     for k, (rate, losses) in enumerate(zip(rates, trials, strict=True)):
-        lr, step = float(task.training.lr), float(steps[k])
+        lr, step = float(task.info.training.lr), float(steps[k])
         expected = min(zip(losses.tolist(), (lr, math.sqrt(lr * step), step), strict=True))
         expected_rate = expected[1] if expected[0] < 0.8 * float(losses[0]) else lr
         assert float(rate) == pytest.approx(expected_rate, rel=1e-6)  # logs are in single precision
@@ -219,7 +219,9 @@ def test_the_rate_is_chosen_once_by_the_trials_of_all(trials: list[float], rate:
     told = metrics() | {"trials": tensor(trials).expand(6, 3), "step": steps}
     task, method = small_task(training=TrainingConfig(lr=0.05)), Autopilot()
     params = task.init_params(0)
-    server = Server(task, task.training, params, method.init_server(task, params), 0, 1, 10, 1.0)
+    server = Server(
+        task, task.info.training, params, method.init_server(task, params), 0, 1, 10, 1.0
+    )
     state, _ = method.steer(server, torch.arange(6), told)
     assert float(state["lr"]) == pytest.approx(rate)
     assert float(
@@ -256,7 +258,6 @@ def metrics(**change: float) -> dict[str, torch.Tensor]:
         "grad_sq_norm": 4.0,
         "step": 0.1,
         "val": 1.0,
-        "train_loss_after": 0.2,
         "val_loss_after": 0.5,
         "second_half_sign": 0.0,
     } | change
@@ -276,7 +277,7 @@ def steered(**change: float) -> tuple[Any, float]:
         "log_lr_correction": tensor(-0.5),
         "val": tensor([1.1, 1.0]),
     }
-    server = Server(task, task.training, params, state, 0, 5, 24, 1.0)
+    server = Server(task, task.info.training, params, state, 0, 5, 24, 1.0)
     return method.steer(server, torch.arange(6), metrics(**change))
 
 
@@ -289,6 +290,29 @@ def test_steering_by_hand() -> None:
         -0.45 + math.tanh(0.4 * math.log(1.1))
     )
     assert state["val"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("correction", "scale", "round", "stops"),
+    [
+        (math.log(1.01e-3), 1.0, 5, False),
+        (math.log(0.99e-3), 1.0, 5, True),
+        (math.log(2e-3), 0.49, 5, True),
+        (math.log(1.5e-3), 1.0, 11, False),  # the rate decays from round 12 of 24 on
+        (math.log(1.5e-3), 1.0, 22, True),  # to 0.5^(23 / 12 - 1) = 0.53 of itself
+    ],
+)
+def test_rounds_whose_rate_is_below_a_thousandth_are_not_run(
+    correction: float, scale: float, round: int, stops: bool
+) -> None:
+    task, method = small_task(), Autopilot()
+    params = task.init_params(0)
+    state = method.init_server(task, params) | {
+        "log_lr_correction": tensor(correction),
+        "loss_scale": tensor(scale),
+    }
+    server = Server(task, task.info.training, params, state, 0, round, 24, 1.0)
+    assert (method.should_stop(server) is not None) == stops
 
 
 @pytest.mark.parametrize(("val", "halved"), [(1.104, 0), (1.5, 1)])

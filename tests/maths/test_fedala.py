@@ -97,13 +97,13 @@ def test_training_starts_from_received_lower_layers_and_the_mixed_top() -> None:
     task = small_task(training=TrainingConfig(epochs=2, lr=0.3, batch_size=8))
     two, three = simulate(FedAla(ala_lr=50.0), task, 2), simulate(FedAla(ala_lr=50.0), task, 3)
     weights = three.store.state["A"]
-    assert set(weights) == set(task.blocks["head"])
+    assert set(weights) == set(task.info.blocks["head"])
     flat = torch.cat([value.flatten() for value in weights.values()])
     assert (float(flat.min()), float(flat.max())) == (0.0, 1.0)
     for k in range(6):
         own = {name: value[k] for name, value in two.store.local_params.items()}
         start = dict(two.params)
-        for name in task.blocks["head"]:
+        for name in task.info.blocks["head"]:
             start[name] = own[name] + (two.params[name] - own[name]) * weights[name][k]
         held = {name: value[k] for name, value in three.store.local_params.items()}
         expected = train(task, k, start, round=3)

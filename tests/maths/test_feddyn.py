@@ -27,8 +27,8 @@ def test_two_rounds_by_hand() -> None:
 def test_h_is_the_mean_of_all_clients_memories_seen_or_not(executor: str) -> None:
     task = small_task()
     run = simulate(FedDyn(alpha=0.1), task, 2, executor, participation=0.34)
-    assert len(run.store.ids) < task.num_clients
-    mean = {name: G.sum(0) / task.num_clients for name, G in run.store.state["G"].items()}
+    assert len(run.store.ids) < task.info.num_clients
+    mean = {name: G.sum(0) / task.info.num_clients for name, G in run.store.state["G"].items()}
     assert largest_difference(mean, run.server_state["h"]) < 1e-15
     assert max(float(G.abs().max()) for G in mean.values()) > 1e-4
 

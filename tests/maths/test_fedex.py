@@ -17,7 +17,9 @@ def test_the_update_by_hand() -> None:
     """
     task, method = small_task(size_sigma=0.0), FedEx()
     params = task.init_params(0)
-    server = Server(task, task.training, params, method.init_server(task, params), 0, 1, 10, 1.0)
+    server = Server(
+        task, task.info.training, params, method.init_server(task, params), 0, 1, 10, 1.0
+    )
     stack = {name: w.expand(2, *w.shape) for name, w in params.items()}
     tried = {"arm": torch.tensor([0, 2]), "loss": torch.tensor([1.0, 3.0], dtype=torch.float64)}
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -50,4 +52,4 @@ def test_both_executors_agree() -> None:
 def test_validation_data_are_needed() -> None:
     task = small_task(val_share=0.0)
     with pytest.raises(UsageError, match="val_share"):
-        FedEx().check(task, task.training)
+        FedEx().check(task, task.info.training)

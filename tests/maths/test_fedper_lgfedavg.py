@@ -22,16 +22,17 @@ def test_two_rounds_by_definition(method: Method, shared: str, own: str) -> None
     run = simulate(method, task, 2)
     start = task.init_params(0)
     first = [train(task, k, start) for k in range(6)]
-    average = mean_by_size(task, first, task.blocks[shared])
+    average = mean_by_size(task, first, task.info.blocks[shared])
     second = [train(task, k, {**first[k], **average}, round=2) for k in range(6)]
     for k in range(6):
         held = {name: value[k] for name, value in run.store.local_params.items()}
         assert largest_difference(held, {name: second[k][name] for name in held}) < 1e-12
-    expected = mean_by_size(task, second, task.blocks[shared])
+    expected = mean_by_size(task, second, task.info.blocks[shared])
     assert largest_difference({name: run.params[name] for name in expected}, expected) < 1e-12
     assert (
         largest_difference(
-            [run.params[n] for n in task.blocks[own]], [start[n] for n in task.blocks[own]]
+            [run.params[n] for n in task.info.blocks[own]],
+            [start[n] for n in task.info.blocks[own]],
         )
         == 0
     )
@@ -50,7 +51,7 @@ def test_only_its_block_is_billed_and_there_is_no_whole_global_model(
 ) -> None:
     task = small_task()
     log = simulate(method, task, 1).logs[0]
-    size = sum(task.init_params(0)[name].nbytes for name in task.blocks[shared])
+    size = sum(task.init_params(0)[name].nbytes for name in task.info.blocks[shared])
     assert log.bytes == Bytes(6 * size, 6 * size)
     assert not log.global_
 
@@ -59,4 +60,4 @@ def test_only_its_block_is_billed_and_there_is_no_whole_global_model(
 def test_one_layer_is_refused(method: Method, shared: str, own: str) -> None:
     task = small_task("linear")
     with pytest.raises(UsageError, match="one layer"):
-        method.check(task, task.training)
+        method.check(task, task.info.training)

@@ -9,7 +9,7 @@ from helpers_oracle import mean_by_size, train
 
 def test_two_rounds_by_definition() -> None:
     task = small_task()
-    body, head = task.blocks["backbone"], task.blocks["head"]
+    body, head = task.info.blocks["backbone"], task.info.blocks["head"]
     run = simulate(FedRecon(recon_epochs=3, support=0.4, server_lr=0.5), task, 2)
     start = task.init_params(0)
     g = {name: start[name] for name in body}
@@ -37,7 +37,7 @@ def test_nothing_about_the_head_is_kept_or_sent() -> None:
     run, start = simulate(FedRecon(), task, 3, participation=0.5), task.init_params(0)
     for name, value in run.store.state["l"].items():
         assert bool((value == start[name]).all())
-    size = sum(start[name].nbytes for name in task.blocks["backbone"])
+    size = sum(start[name].nbytes for name in task.info.blocks["backbone"])
     assert all(log.bytes == Bytes(3 * size, 3 * size) for log in run.logs)
     assert not run.logs[-1].global_
 
@@ -56,9 +56,9 @@ def test_gradients_of_both_phases_are_counted_on_their_own_rows() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
-        FedRecon(**options).check(small_task(), small_task().training)
+        FedRecon(**options).check(small_task(), small_task().info.training)
 
 
 def test_one_layer_is_refused() -> None:
     with pytest.raises(UsageError, match="one layer"):
-        FedRecon().check(small_task("linear"), small_task().training)
+        FedRecon().check(small_task("linear"), small_task().info.training)

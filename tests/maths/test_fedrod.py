@@ -79,9 +79,29 @@ def test_personal_heads_fit_the_clients_own_classes_better() -> None:
     assert log.personal.loss < log.trained.loss
 
 
+def test_a_model_of_one_layer_is_all_head() -> None:
+    """The backbone is the identity: one step of both heads, from zero, by definition."""
+    task = three_classes([0, 0, 0, 1], module=nn.Sequential(nn.Linear(2, 3)))
+    FedRod().check(task, WHOLE_BATCH)
+    run = simulate(FedRod(), task, 1)
+    x, y = task.data.server("test")
+    start = task.init_params(0)
+    counts = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64)
+    generic = [value.clone().requires_grad_() for value in start.values()]
+    own = [torch.zeros_like(value).requires_grad_() for value in start.values()]
+    logits = F.linear(x, *generic)
+    balanced = F.cross_entropy(logits + counts.log(), y)
+    summed = F.cross_entropy(logits.detach() + F.linear(x, *own), y)
+    steps = torch.autograd.grad(balanced, generic), torch.autograd.grad(summed, own)
+    G = [(value - 0.5 * step).detach() for value, step in zip(generic, steps[0], strict=True)]
+    P = [(value - 0.5 * step).detach() for value, step in zip(own, steps[1], strict=True)]
+    assert largest_difference(list(run.params.values()), G) < 1e-14
+    assert largest_difference([value[0] for value in run.store.state["P"].values()], P) < 1e-14
+    personal = [value[0] for value in run.personal_models()[1].values()]
+    assert largest_difference(personal, [g + p for g, p in zip(G, P, strict=True)]) < 1e-14
+
+
 def test_unsound_models_and_tasks_are_refused() -> None:
-    with pytest.raises(UsageError, match="one layer"):
-        FedRod().check(small_task("linear"), WHOLE_BATCH)
     with pytest.raises(UsageError, match="labelled"):
         FedRod().check(heterogeneous(WHOLE_BATCH), WHOLE_BATCH)
 

@@ -31,7 +31,7 @@ def test_the_score_is_that_of_the_chosen_rate_and_epochs():
     run = simulate(FedAvg(), task, 1)
     result = finetuned(run)
     assert result.epochs > 0
-    rate = FINETUNE_LR_FACTORS.index(round(result.lr / task.training.lr, 6))
+    rate = FINETUNE_LR_FACTORS.index(round(result.lr / task.info.training.lr, 6))
     ids, models = torch.arange(6), run.personal_models()[1]
     done = 0
     for step, epochs in enumerate(FINETUNE_EPOCHS[: FINETUNE_EPOCHS.index(result.epochs) + 1]):
@@ -42,7 +42,7 @@ def test_the_score_is_that_of_the_chosen_rate_and_epochs():
             trainable=tuple(models),
             stream=rate * len(FINETUNE_EPOCHS) + step + 1,
         )
-        models, _, _ = task.fit_stack(ids, fit, {}, RngContext(0, 2, task.training))
+        models, _, _ = task.fit_stack(ids, fit, {}, RngContext(0, 2, task.info.training))
         done = epochs
     assert float(task.evaluate_stack(ids, models, "test")["acc"].mean()) == pytest.approx(
         result.scores.acc, abs=1e-12

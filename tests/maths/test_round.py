@@ -162,7 +162,7 @@ def test_rounds_between_evaluations_have_no_scores_but_the_last_has():
 
     task = small_task("mlp")
     run = FederatedSimulation(
-        FedAvg(), task, task.training, RoundLoopConfig(5, 0, 1.0, "stacked", 2, True)
+        FedAvg(), task, task.info.training, RoundLoopConfig(5, 0, 1.0, "stacked", 2, True)
     )
     assert [run.run_round().evaluated for _ in range(5)] == [False, True, False, True, True]
 
@@ -172,7 +172,7 @@ def test_models_of_clients_need_not_be_kept():
 
     task = small_task("mlp")
     run = FederatedSimulation(
-        FedAvg(), task, task.training, RoundLoopConfig(2, 0, 1.0, "stacked", 1, False)
+        FedAvg(), task, task.info.training, RoundLoopConfig(2, 0, 1.0, "stacked", 1, False)
     )
     run.run_round()
     assert run.store.local_params == {}
@@ -220,7 +220,7 @@ def test_personal_models_are_made_in_rounds_without_evaluation_too():
     task = small_task("mlp")
     often, seldom = (
         FederatedSimulation(
-            Finetune(), task, task.training, RoundLoopConfig(5, 0, 0.5, "stacked", every, True)
+            Finetune(), task, task.info.training, RoundLoopConfig(5, 0, 0.5, "stacked", every, True)
         )
         for every in (1, 5)
     )

@@ -44,8 +44,8 @@ def test_the_first_round_is_fedavg_when_sizes_are_equal() -> None:
 def test_c_is_the_mean_of_all_clients_variates_seen_or_not(executor: str) -> None:
     task = small_task()
     run = simulate(Scaffold(server_lr=0.7), task, 2, executor, participation=0.34)
-    assert len(run.store.ids) < task.num_clients
-    mean = {name: c.sum(0) / task.num_clients for name, c in run.store.state["c"].items()}
+    assert len(run.store.ids) < task.info.num_clients
+    mean = {name: c.sum(0) / task.info.num_clients for name, c in run.store.state["c"].items()}
     assert largest_difference(mean, run.server_state["c"]) < 1e-14
     assert max(float(c.abs().max()) for c in mean.values()) > 1e-3
 

@@ -12,8 +12,7 @@ from equipoise.experiment.certificate import certify
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedopt import FedAvgM
-from equipoise.methods.page.config import absolute_epochs, absolute_lr
-from equipoise.methods.page.page import Page
+from equipoise.methods.page.page import Page, absolute_epochs, absolute_lr
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 
@@ -23,7 +22,7 @@ def test_the_largest_gain_is_that_of_the_best_deviation_tried() -> None:
     sim = simulate(FedAvg(), task, 2)
     found = certify(sim, samples=4)
     # The same by hand: the next round with each client's alternatives, one after another.
-    ids, when = torch.arange(6), RngContext(0, 3, task.training)
+    ids, when = torch.arange(6), RngContext(0, 3, task.info.training)
     u = 2 * torch.rand(4, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
 
     def utility(epochs: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:

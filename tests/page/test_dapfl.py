@@ -44,10 +44,10 @@ def test_rates_stay_in_the_published_range_and_agents_learn() -> None:
 def test_bad_options_are_refused(options: dict[str, float]) -> None:
     task = small_task()
     with pytest.raises(UsageError):
-        DapFL(**options).check(task, task.training)  # type: ignore[arg-type]
+        DapFL(**options).check(task, task.info.training)  # type: ignore[arg-type]
 
 
 def test_no_validation_data_is_refused() -> None:
     task = small_task(val_share=0.0)
     with pytest.raises(UsageError, match="val_share"):
-        DapFL().check(task, task.training)
+        DapFL().check(task, task.info.training)

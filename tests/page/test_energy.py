@@ -1,6 +1,7 @@
 """Appendix D by hand: energies, budget, multiplier, and a run under a budget."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,15 +110,15 @@ def test_bad_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
     path.write_text(text)
     task = small_task()
     with pytest.raises(UsageError, match=words):
-        Page(energy_budget=str(path)).check(task, task.training)
+        Page(energy_budget=str(path)).check(task, task.info.training)
 
 
 def test_missing_file_and_fixed_epochs_are_refused() -> None:
     task = small_task()
     with pytest.raises(UsageError, match="cannot be read"):
-        Page(energy_budget="nowhere.toml").check(task, task.training)
+        Page(energy_budget="nowhere.toml").check(task, task.info.training)
     with pytest.raises(UsageError, match="limits epochs"):
-        Page(energy_budget="default", controls="eta,p").check(task, task.training)
+        Page(energy_budget="default", controls="eta,p").check(task, task.info.training)
 
 
 def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
@@ -127,22 +128,25 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
         "name,share,speed,up,down,watts,radio\nslow,1,20,1e12,1e12,2,1\nfast,1,500,1e12,1e12,8,1\n"
     )
     task, timing = small_task(), ClockConfig(devices=str(file))
-    task.devices = DevicePopulation(timing.device_classes, 0)
+    task.info = replace(task.info, devices=DevicePopulation(timing.device_classes, 0))
     method = Page(energy_budget="devices")
-    method.check(task, task.training)
+    method.check(task, task.info.training)
     run = FederatedSimulation(
         method,
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(3, 0, 1.0, "stacked", 1, True),
         clock_config=timing,
     )
     for _ in range(3):
         log = run.run_round()
         assert sum(log.logged["joules"]) == pytest.approx(log.energy, rel=1e-6)
-    ids = torch.arange(task.num_clients)
-    samples = task.num_steps(ids, torch.ones_like(ids), task.training) * task.training.batch_size
-    usual = task.devices.profiles(ids.numpy())
+    ids = torch.arange(task.info.num_clients)
+    samples = (
+        task.num_steps(ids, torch.ones_like(ids), task.info.training)
+        * task.info.training.batch_size
+    )
+    usual = task.info.devices.profiles(ids.numpy())
     assert len(set(usual.compute_watts)) == 2
     cost = run.store.state["energy"]["cost"]
     assert cost["epoch"].tolist() == pytest.approx(

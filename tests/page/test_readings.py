@@ -8,8 +8,7 @@ from torch import Tensor
 
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.methods.fedavg import FedAvg
-from equipoise.methods.page.config import ERROR_OFFSET, MIN_LOSS, VARIANTS
-from equipoise.methods.page.page import Page
+from equipoise.methods.page.page import ERROR_OFFSET, MIN_LOSS, VARIANTS, Page
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
@@ -119,7 +118,7 @@ RANDOM: dict[str, Any] = {**SHORT, "control": "random", "max_epochs": 6}
 )
 def test_random_actions_fill_the_range_and_nothing_is_learned(method: Page, most: int) -> None:
     task = small_task()
-    assert task.training.epochs == 2
+    assert task.info.training.epochs == 2
     sim = simulate(method, task, 10)
     decisions = [log.decisions for log in sim.logs if log.decisions]
     assert {epochs for chosen in decisions for epochs in chosen["epochs"]} == set(

@@ -11,17 +11,16 @@ from torch import Tensor
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.core import ClientUpdate, Server
 from equipoise.methods.page import agents
-from equipoise.methods.page import config as page_config
+from equipoise.methods.page import page as page_config
 from equipoise.methods.page.agents import SERVER_UPDATES, SetPolicy
-from equipoise.methods.page.config import MIN_LOSS, NOISE_DECAY_ROUNDS
-from equipoise.methods.page.page import Page
+from equipoise.methods.page.page import MIN_LOSS, NOISE_DECAY_ROUNDS, Page
 from equipoise.rl import ddpg
 from equipoise.rl.nn import add_to_buffer, unflatten
 from equipoise.utils.pytree import tree_bytes
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
-PAPER: dict[str, Any] = {**SHORT, "reading": "paper"}
+PAPER: dict[str, Any] = {**SHORT, "reading": "paper", "agents": "shared"}
 CONFIG = SetPolicy(Page(**PAPER)).agent_config(ddpg.Config())
 
 
@@ -84,7 +83,7 @@ def test_permuting_clients_permutes_their_weights() -> None:
 def test_with_noise_too_a_clients_weight_is_its_own_wherever_it_stands() -> None:
     task = small_task()
     sim = simulate(Page(**PAPER), task, 3)
-    s = Server(task, task.training, sim.params, sim.server_state, 0, 4, 9)
+    s = Server(task, task.info.training, sim.params, sim.server_state, 0, 4, 9)
     config, order = CONFIG, torch.tensor([2, 5, 0, 1, 4, 3])
     player = {
         **sim.server_state["server_agent"],
@@ -259,7 +258,7 @@ def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
 def test_chance_decides_in_the_box_until_the_agent_has_learned() -> None:
     """The warm-up is over, but too few transitions came up to learn from."""
     task = small_task()
-    early = simulate(Page(warmup=1, window=0, reading="paper"), task, 8, seed=5)
+    early = simulate(Page(warmup=1, window=0, reading="paper", agents="shared"), task, 8, seed=5)
     spent = torch.tensor(
         [epochs for log in early.logs for epochs in log.decisions["epochs"]]
     ).double()
@@ -267,7 +266,7 @@ def test_chance_decides_in_the_box_until_the_agent_has_learned() -> None:
     assert int(early.server_state["client_agent"]["num_stored"]) == 42
     assert float(spent.std()) > 4.5  # of uniform numbers from 1 to 20 it is 5.8
     near = simulate(Page(warmup=1, window=0), task, 8, seed=5)
-    assert all(epochs == task.training.epochs for epochs in near.logs[-1].decisions["epochs"])
+    assert all(epochs == task.info.training.epochs for epochs in near.logs[-1].decisions["epochs"])
 
 
 def test_cohorts_change_and_a_transition_closes_when_its_client_returns() -> None:
@@ -297,7 +296,7 @@ def test_nothing_at_the_server_grows_with_the_clients() -> None:
 def test_only_some_of_the_asked_reply() -> None:
     task, method = small_task(), Page(**PAPER)
     sim = simulate(method, task, 2)
-    s = Server(task, task.training, sim.params, sim.server_state, 0, 3, 3)
+    s = Server(task, task.info.training, sim.params, sim.server_state, 0, 3, 3)
     metrics = {
         "received_loss": torch.ones(1),
         "trained_loss": torch.ones(1).double(),
@@ -349,7 +348,7 @@ def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
 
 
 def test_noise_fades_over_the_run_and_in_the_box_as_in_the_paper() -> None:
-    box = Page(warmup=10, reading="paper").client_policy
+    box = Page(warmup=10, reading="paper", agents="shared").client_policy
     assert [
         box.noise_std(t, 900)
         for t in (1, 10, 10 + NOISE_DECAY_ROUNDS // 2, 10 + NOISE_DECAY_ROUNDS, 800)

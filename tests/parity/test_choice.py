@@ -62,7 +62,7 @@ def test_the_fastest_way_is_taken_and_said(monkeypatch, measured, expected):
 @pytest.mark.parametrize("model", ["cnn", "lstm"])
 def test_a_measurement_tries_the_ways_that_the_model_allows(model, monkeypatch):
     task = small_images(model)
-    ways = executor_selection._measure(task, task.training, 3, 2, shared=True)
+    ways = executor_selection._measure(task, task.info.training, 3, 2, shared=True)
     stacked = {ExecutorPlan("stacked")} if model == "cnn" else set()
     assert (
         set(ways)
@@ -75,7 +75,7 @@ def test_a_measurement_tries_the_ways_that_the_model_allows(model, monkeypatch):
     )
     assert all(seconds > 0 for seconds in ways.values())
     assert ExecutorPlan("loop", processes=2) not in executor_selection._measure(
-        task, task.training, 3, 2, shared=False
+        task, task.info.training, 3, 2, shared=False
     )
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -94,11 +95,11 @@ def test_a_process_that_takes_twice_as_long_gets_less():
 
 def _simulate(kind, method, task, processes, rounds=3, participation=0.9):
     """In float64, on the simulation itself; gives its state and its records."""
-    inner = partial(kind, method, task, task.training, 0, rounds)
+    inner = partial(kind, method, task, task.info.training, 0, rounds)
     schedule = RoundLoopConfig(rounds, 0, participation, kind.__name__.lower(), 1, True)
 
     def finished(make):
-        simulation = FederatedSimulation(method, task, task.training, schedule, make)
+        simulation = FederatedSimulation(method, task, task.info.training, schedule, make)
         records = [timeless(simulation.run_round()) for _ in range(rounds)]
         return simulation.state_dict(), records, simulation.personal_models()[1]
 
@@ -165,7 +166,7 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
             monkeypatch.setenv(f"MASTER_{name}", value)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     method, task = find_method("scaffold")(), small_task("linear", clients=120, samples=20)
-    inner = partial(Stacked, method, task, task.training, 0, 3)
+    inner = partial(Stacked, method, task, task.info.training, 0, 3)
     state, records, _ = _simulate(Stacked, method, task, 1)
 
     def follow(group):
@@ -179,7 +180,7 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
         simulation = FederatedSimulation(
             method,
             task,
-            task.training,
+            task.info.training,
             RoundLoopConfig(3, 0, 0.9, "stacked", 1, True),
             lambda *_: spread,
         )
@@ -255,13 +256,14 @@ def _one_by_one(method, task, numbers):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedala", "fedrod", "page"])
 def test_one_by_one_too(name):
     task = small_task(clients=7)
-    task.executor_depends_on_model = True  # as a model that does not stack: every client is a chunk
+    # As a model that does not stack: every client is a chunk.
+    task.info = replace(task.info, executor_depends_on_model=True)
     _one_by_one(find_method(name)(), task, (2, 3, 7))
 
 
 def test_one_by_one_under_privacy():
     task = small_task("mlp", clients=7)
-    task.executor_depends_on_model = True
+    task.info = replace(task.info, executor_depends_on_model=True)
     _one_by_one(
         with_differential_privacy(find_method("fedper")(), PrivacyConfig(0.5, 0.3)), task, (2,)
     )
@@ -333,7 +335,7 @@ def _models(folder):
 
 def _log(folder):
     return [
-        {**json.loads(line), "seconds": 0}
+        {**json.loads(line), "seconds": 0, "crc": ""}
         for line in (folder / "rounds.jsonl").read_text().splitlines()
     ]
 

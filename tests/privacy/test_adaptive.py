@@ -47,7 +47,7 @@ def test_the_bound_follows_by_hand() -> None:
     method = with_differential_privacy(FedAvg(), PrivacyConfig(2.0, 0.0, dp_quantile=0.5))
     params = task.init_params(0)
     state = method.init_server(task, params)
-    s = Server(task, task.training, params, state, 0, 1, 1)
+    s = Server(task, task.info.training, params, state, 0, 1, 1)
     up = ClientUpdate({name: value.expand(4, *value.shape) for name, value in params.items()})
     up.metrics[UNCLIPPED_KEY] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     _, after = method.aggregation_weights(s, torch.arange(4), up)

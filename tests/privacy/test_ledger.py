@@ -122,7 +122,7 @@ def test_a_resumed_run_goes_on_counting() -> None:
         return FederatedSimulation(
             with_differential_privacy(FedAvg(), privacy),
             task,
-            task.training,
+            task.info.training,
             RoundLoopConfig(4, 0, 0.5, "stacked", 1, True),
             accountant=ledger,
         )

@@ -160,7 +160,7 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         simulate(with_differential_privacy(FedPer(), PrivacyConfig(0.5, 0.3)), task, 1),
     )
     assert one.logs[0].bytes == other.logs[0].bytes
-    head = task.blocks["head"]
+    head = task.info.blocks["head"]
     assert (
         largest_difference({n: one.params[n] for n in head}, {n: other.params[n] for n in head})
         == 0
@@ -193,7 +193,7 @@ def test_an_unsound_method_is_refused_with_the_reason(name: str, options: dict, 
     task = small_task("mlp")
     with pytest.raises(UsageError, match=why):
         with_differential_privacy(all_methods()[name](**options), PrivacyConfig(1.0, 1.0)).check(
-            task, task.training
+            task, task.info.training
         )
 
 
@@ -201,7 +201,7 @@ def test_refusal_costs_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     task = small_task("mlp")
     monkeypatch.setattr(task, "fit", None)
     with_differential_privacy(all_methods()["fedrep"](), PrivacyConfig(1.0, 1.0)).check(
-        task, task.training
+        task, task.info.training
     )
 
 
@@ -224,7 +224,9 @@ def test_bad_values_are_refused(values: dict, why: str) -> None:
 def test_a_delta_that_gives_a_client_away_is_refused() -> None:
     task = small_task("linear")
     with pytest.raises(UsageError, match="below 1/6"):
-        with_differential_privacy(FedAvg(), PrivacyConfig(1.0, 1.0, 0.2)).check(task, task.training)
+        with_differential_privacy(FedAvg(), PrivacyConfig(1.0, 1.0, 0.2)).check(
+            task, task.info.training
+        )
 
 
 def test_a_deployment_s_noise_is_normal_and_never_twice_the_same() -> None:

@@ -26,11 +26,8 @@ def sites(folder: Path, *names: str) -> Path:
 
 
 def task_of(folder: Path, **given: Any) -> Any:
-    return build_task(
-        RunSettings.from_options(
-            {"task": "tables", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}
-        )
-    )
+    fixed = {"task": "tables", "data": str(folder), "target": "ill", "numbers": "age"}
+    return build_task(RunSettings.from_options({**fixed, "dp_clip": 1.0, **given}))
 
 
 def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> None:
@@ -40,11 +37,11 @@ def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> No
     ):
         task_of(folder, dp_noise=1.0, preprocess_from="clients")
     private = task_of(folder, dp_noise=1.0)
-    assert private.bytes_before[0] == 0
-    assert private.preprocessor.encoders[0].mean == pytest.approx(
+    assert private.preparation.upload_bytes == 0
+    assert private.preparation.preprocessor.encoders[0].mean == pytest.approx(
         49.5
     )  # the server's 30 to 69, and nobody else's
-    assert task_of(folder).bytes_before[0] > 0  # clipping alone promises nothing
+    assert task_of(folder).preparation.upload_bytes > 0  # clipping alone promises nothing
 
 
 def test_counts_of_classes_are_not_told_either(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equipoise.experiment.runner import run
 from equipoise.records import codec
 from equipoise.records.rounds import Bytes, MeanMinMax, PrivacySpent, RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import Folder, RoundLog
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import (
     About,
@@ -125,7 +125,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_a_run_is_read_and_written_back_byte_for_byte(finished: Folder, tmp_path: Path) -> None:
     again = Folder(tmp_path)
-    again.write_rounds(finished.records())
+    RoundLog(again, finished.records())
     again.write_summary(finished.read_summary())
     assert again.rounds.read_bytes() == finished.rounds.read_bytes()
     assert again.summary.read_bytes() == finished.summary.read_bytes()
@@ -200,14 +200,14 @@ def test_scores_travel_between_processes() -> None:
     ],
 )
 def test_damage_is_named(changed: dict[str, object], message: str, tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps({**NO_SUMMARY, **changed}))
+    Folder(tmp_path).summary.write(json.dumps({**NO_SUMMARY, **changed}))
     with pytest.raises(UsageError, match=message):
         Folder(tmp_path).read_summary()
 
 
 def test_a_missing_entry_is_named(tmp_path: Path) -> None:
     tree = {name: value for name, value in NO_SUMMARY.items() if name != "seconds"}
-    (tmp_path / "summary.json").write_text(json.dumps(tree))
+    Folder(tmp_path).summary.write(json.dumps(tree))
     with pytest.raises(UsageError, match="another version: 'seconds' is missing"):
         Folder(tmp_path).read_summary()
 

@@ -14,7 +14,7 @@ from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.client_store import ClientTable
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.utils.pytree import index
-from equipoise.utils.serialization import read_tensors, write_stack, write_tensors
+from equipoise.utils.serialization import fill_stack, read_tensors, write_tensors
 
 SMALL = {
     "task": "synthetic",
@@ -48,13 +48,13 @@ def _parts(stacks, sizes):
 @pytest.mark.parametrize("sizes", [(5,), (2, 2, 1), (1, 1, 1, 1, 1)])
 def test_a_file_written_in_parts_is_that_of_one_piece(sizes, tmp_path):
     stacks = _stacks(5)
-    write_stack(tmp_path / "parts", 5, _parts(stacks, sizes))
+    fill_stack(tmp_path / "parts", 5, _parts(stacks, sizes))
     write_tensors(tmp_path / "whole", stacks)
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_of_nobody_too(tmp_path):
-    write_stack(tmp_path / "parts", 0, [_stacks(0)])
+    fill_stack(tmp_path / "parts", 0, [_stacks(0)])
     write_tensors(tmp_path / "whole", _stacks(0))
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
 
@@ -63,7 +63,7 @@ def test_a_short_checksum_leaves_blanks_and_nothing_else(tmp_path):
     """The header is written last, into room for the longest checksum."""
     more = set()
     for start in range(40):
-        write_stack(tmp_path / "parts", 5, _parts(_stacks(5, start), (3, 2)))
+        fill_stack(tmp_path / "parts", 5, _parts(_stacks(5, start), (3, 2)))
         write_tensors(tmp_path / "whole", _stacks(5, start))
         parts, whole = ((tmp_path / name).read_bytes() for name in ("parts", "whole"))
         lengths = [8 + int.from_bytes(data[:8], "little") for data in (parts, whole)]

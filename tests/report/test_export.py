@@ -64,7 +64,7 @@ def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: P
     )
     for name, client in (("global.safetensors", None), ("global.onnx", None), ("personal.pt", 1)):
         assert run.export(tmp_path / name, client=client).is_file()
-    built = build_task(settings_in(out / "config.json", task=task.spec))
+    built = build_task(settings_in(Folder(out).read_config(), task=task.spec))
     assert isinstance(built, ExamplesTask)
     x = built.prepare(built.data.server("test")[0]).contiguous()
     whole, personal = (exporting.read_model(Folder(out), client) for client in (None, 1))

@@ -15,7 +15,6 @@ from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.report import trackers
 from equipoise.report.trackers import Metrics, round_metrics
-from equipoise.utils.config_file import read_config
 from helpers_records import record as a_round
 from helpers_records import scores
 
@@ -142,7 +141,7 @@ def test_mlflow_has_params_and_metrics_of_a_comparison(tmp_path: Path) -> None:
     runs = mlflow_runs(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert len(runs) == 4
     for folder, params, status, found in runs:
-        config = read_config(Path(folder) / "config.json")
+        config = Folder(Path(folder)).read_config()
         assert params == {name: str(value) for name, value in config.items() if value != ""} | {
             name: params[name] for name, value in config.items() if value == ""
         }

@@ -5,9 +5,9 @@ import torch
 
 from equipoise.cli import main
 from equipoise.utils import serialization as checkpoint
-from equipoise.utils.config_file import write_config
 from equipoise.utils.errors import UsageError
 from helpers_disk import Faulty, on
+from helpers_records import unfinish, write_run
 
 
 def test_round_trip_of_a_nested_tree(tmp_path):
@@ -67,7 +67,7 @@ def test_resume_with_a_corrupt_file_says_so_and_overwrites_nothing(tmp_path, cap
     out = tmp_path / "run"
     small = ["--clients", "4", "--samples", "40", "--rounds", "3", "--epochs", "1", "--quiet"]
     assert main(["run", "--out", str(out), *small]) == 0
-    (out / "summary.json").unlink()
+    unfinish(out)
     (out / what).write_bytes(b"\x00garbage")
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     capsys.readouterr()
@@ -80,6 +80,6 @@ def test_resume_with_a_corrupt_file_says_so_and_overwrites_nothing(tmp_path, cap
 
 
 def test_resume_of_a_config_with_unknown_options_says_which(tmp_path, capsys):
-    write_config(tmp_path / "config.json", {"method": "fedavg", "rouns": 3})
+    write_run(tmp_path, {"method": "fedavg", "rouns": 3})
     assert main(["resume", str(tmp_path)]) == 2
     assert "unknown option 'rouns'" in capsys.readouterr().err

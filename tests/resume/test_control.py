@@ -13,9 +13,11 @@ from equipoise.methods.dapfl import DapFL
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.joint import Joint
 from equipoise.methods.page.page import Page
+from equipoise.records.run_dir import Folder
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import serialization as checkpoint
 from helpers import largest_difference, simulate, small_task, timeless
+from helpers_records import unfinish
 
 METHODS: dict[str, Method] = {
     "page": Page(warmup=1),
@@ -41,10 +43,10 @@ def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -
     method = METHODS[name]
     whole = simulate(method, small_task(), 4, participation=0.5)
     task, schedule = small_task(), RoundLoopConfig(4, 0, 0.5, "stacked", 1, True)
-    first = FederatedSimulation(method, task, task.training, schedule)
+    first = FederatedSimulation(method, task, task.info.training, schedule)
     logs = [first.run_round(), first.run_round()]
     checkpoint.save(tmp_path / "run.safetensors", first.state_dict(), {})
-    second = FederatedSimulation(method, task, task.training, schedule)
+    second = FederatedSimulation(method, task, task.info.training, schedule)
     second.load_state_dict(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
     logs += [second.run_round(), second.run_round()]
     assert largest_difference(whole.state_dict(), second.state_dict()) == 0
@@ -61,10 +63,10 @@ def test_a_checkpoint_of_a_method_that_kept_less_is_refused_in_one_line(
     out = tmp_path / "run"
     small = "--clients 4 --samples 40 --epochs 1 --checkpoint-every 1 --quiet".split()
     assert main(["run", "--method", "autopilot", *small, "--rounds", "2", "--out", str(out)]) == 0
-    (out / "summary.json").unlink()
-    file = out / "checkpoint" / "last.safetensors"
-    state, about = checkpoint.load(file)
+    unfinish(out)
+    file = Folder(out).checkpoint
+    state, about = file.read_state()
     del state["simulation"]["server"]["loss_scale"]
-    checkpoint.save(file, state, about)
+    file.write(lambda path: checkpoint.fill(path, state, about))
     assert main(["resume", str(out)]) == 2
     assert "of another version: 'loss_scale' is missing" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, small_task, timeless
 from helpers_disk import Died, Faulty, Forgetful, Quick, on
+from helpers_records import unfinish
 from trust.test_faults import result, same
 
 RUN = (
@@ -97,7 +98,7 @@ def test_where_rows_lie_changes_no_number(name, memory):
         task = small_task(clients=10)
         schedule = RoundLoopConfig(5, 0, 0.4, "stacked", 2, True)
         simulation = FederatedSimulation(
-            find_method(name)(), task, task.training, schedule, memory_budget=room
+            find_method(name)(), task, task.info.training, schedule, memory_budget=room
         )
         records = [timeless(simulation.run_round()) for _ in range(5)]
         return simulation.state_dict(), records, simulation.personal_models()
@@ -195,7 +196,7 @@ def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(
 def test_a_part_that_is_missing_or_damaged_is_named(in_parts, tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*RUN, "--out", str(out)]) == 0
-    (out / "summary.json").unlink()
+    unfinish(out)
     part = next((out / "checkpoint").glob("clients-*"))
     for damage, words in (
         (lambda: part.write_bytes(part.read_bytes()[:-9]), "damaged"),

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from equipoise.data.tabular.config import TableConfig
-from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
+from equipoise.data.tabular.exchange import compute_statistics, fit_columns
 from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.pipeline import build_federation
 from equipoise.data.tabular.preprocessing import Category, Date, Number, Preprocessor
@@ -23,11 +23,11 @@ from equipoise.data.tabular.statistics import (
     round_to_bins,
 )
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
-from equipoise.data.tabular.target_spec import TargetSpec
+from equipoise.data.tabular.target_spec import Condition, TargetSpec
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import from_json, to_json
 
-SPEC = TargetSpec("ill")
+SPEC = TargetSpec(Condition("ill"))
 CONFIG = TableConfig(target="ill")
 
 
@@ -111,16 +111,17 @@ def test_the_counts_of_all_are_those_of_all_rows() -> None:
                 other.days.count,
             )
             assert date.days.mean == pytest.approx(other.days.mean, rel=1e-12)
-        same = {"numbers": Moments(), "dates": (), "num_unique": 0}
+        same = {"numbers": Moments(), "dates": (), "num_unique": 0, "num_pairs": 0}
         assert replace(apart, **same) == replace(pooled, **same)
 
 
 def test_the_preparation_of_all_is_that_of_one_who_holds_everything() -> None:
-    apart, _ = fit_preprocessor(
-        [compute_statistics(name, table, SPEC) for name, table in CLINICS.items()], SPEC, CONFIG
-    )
+    messages = [compute_statistics(name, table, SPEC, CONFIG) for name, table in CLINICS.items()]
+    apart = fit_columns(messages, SPEC, CONFIG).preprocessor
     whole = concat_tables(list(CLINICS.values()))
-    pooled, _ = fit_preprocessor([compute_statistics("all", whole, SPEC)], SPEC, CONFIG)
+    pooled = fit_columns(
+        [compute_statistics("all", whole, SPEC, CONFIG)], SPEC, CONFIG
+    ).preprocessor
     assert apart is not None
     assert pooled is not None
     assert apart.features == pooled.features
@@ -143,12 +144,13 @@ def test_no_row_is_in_a_message() -> None:
     table = table_from_values(
         {"name": [f"Person {i}" for i in range(50)], "x": np.arange(50) / 7, "ill": ["a", "b"] * 25}
     )
-    message = compute_statistics("site", table, SPEC)
+    message = compute_statistics("site", table, SPEC, CONFIG)
     assert "Person" not in to_json(message)
-    again = compute_statistics("site", table.take(np.random.default_rng(0).permutation(50)), SPEC)
+    again = compute_statistics(
+        "site", table.take(np.random.default_rng(0).permutation(50)), SPEC, CONFIG
+    )
     same = json.loads(to_json(again))
     for column, other in zip(same["columns"], json.loads(to_json(message))["columns"], strict=True):
-        column["is_increasing"] = other["is_increasing"]
         column["numbers"] = other["numbers"] = (
             None  # sums in another order differ in their last digit
         )
@@ -158,7 +160,7 @@ def test_no_row_is_in_a_message() -> None:
 
 
 def test_messages_and_preparations_come_back_from_json() -> None:
-    message = compute_statistics("a", CLINICS["a"], SPEC)
+    message = compute_statistics("a", CLINICS["a"], SPEC, CONFIG)
     assert from_json(ClientStatistics, to_json(message), "the message") == message
     made = build_federation(ClientTables(CLINICS), CONFIG, np.random.default_rng(0))
     assert from_json(Preprocessor, made.preprocessor.to_json(), "it") == made.preprocessor
@@ -190,7 +192,8 @@ def test_a_preparation_that_was_edited_is_refused(change, tmp_path) -> None:
 def test_the_server_s_rows_alone_can_decide_and_then_clients_tell_nothing() -> None:
     config = replace_options(CONFIG, preprocess_from="server")
     made = build_federation(ClientTables(CLINICS, CLINICS["c"]), config, np.random.default_rng(0))
-    alone, _ = fit_preprocessor([compute_statistics("server", CLINICS["c"], SPEC)], SPEC, config)
+    messages = [compute_statistics("server", CLINICS["c"], SPEC, CONFIG)]
+    alone = fit_columns(messages, SPEC, config).preprocessor
     assert alone is not None
     assert made.preprocessor == replace(alone, clients=("a", "b", "c"))
     assert made.upload_bytes == 0
@@ -212,11 +215,12 @@ def test_the_server_s_rows_alone_can_decide_and_then_clients_tell_nothing() -> N
 
 def test_clients_whose_columns_differ_are_told_apart() -> None:
     messages = [
-        compute_statistics("a", CLINICS["a"], SPEC),
-        compute_statistics("b", CLINICS["b"].drop(frozenset({"age"})), SPEC),
+        compute_statistics("a", CLINICS["a"], SPEC, CONFIG),
+        compute_statistics("b", CLINICS["b"].drop(frozenset({"age"})), SPEC, CONFIG),
     ]
-    preprocessor, diagnostics = fit_preprocessor(messages, SPEC, CONFIG)
-    assert preprocessor is None
-    assert [str(f) for f in diagnostics if f.is_problem] == [
-        "column 'age' of client 'a': not every client has it"
+    fitted = fit_columns(messages, SPEC, CONFIG)
+    assert fitted.preprocessor is None
+    assert [str(f) for f in fitted.diagnostics if f.is_problem] == [
+        "column 'age' of client 'b': it is missing here, and 1 of 2 clients have it: "
+        "add the column, or --ignore-columns age"
     ]

@@ -72,7 +72,7 @@ def test_nycflights() -> None:
     known_later = "dep_time,dep_delay,arr_time,air_time"
     with pytest.raises(UsageError) as error:
         made(path, "carrier", ignore_columns=known_later, target="arr_delay")
-    assert "client 'OO': has 6 rows" in str(error.value)
+    assert "client 'OO' has 6 rows" in str(error.value)
     found = made(
         path, "carrier", ignore_columns=known_later, target="arr_delay > 15", small_clients="drop"
     )

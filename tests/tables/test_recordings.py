@@ -130,7 +130,7 @@ def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path)
         "target": "move",
     }
     task = build_task(RunSettings.from_options({**given, "window": 10, "standardise": "none"}))
-    assert task.bytes_before[0] == 0
+    assert task.preparation.upload_bytes == 0
     assert task.data.server("public")[0].max() > 2  # as they were recorded
     with pytest.raises(UsageError, match="standardised by the federation, or not at all"):
         build_task(RunSettings.from_options({**given, "window": 10, "standardise": "client"}))
@@ -140,8 +140,8 @@ def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path)
 def test_exercises_of_a_watch() -> None:
     given = {"task": "tables", "data": str(WATCH), "client_column": "subject", "target": "exercise"}
     task = build_task(RunSettings.from_options(given))
-    assert task.client_names == tuple(map(str, range(1, 11)))
+    assert task.info.client_names == tuple(map(str, range(1, 11)))
     assert task.data.shape == (6, 100)
-    assert task.class_names[:2] == ("PEN", "ABD")
+    assert task.info.class_names[:2] == ("PEN", "ABD")
     with pytest.raises(UsageError, match="no array 'exercize'"):
         build_task(RunSettings.from_options({**given, "target": "exercize"}))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.data.tabular.config import TableConfig
-from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
+from equipoise.data.tabular.exchange import compute_statistics, fit_columns
 from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import (
     Category,
@@ -31,12 +31,12 @@ def prepared(values: dict[str, list[object]], **choices: str) -> Preprocessor:
     spec = parse_target(made, table.columns, "it")
     halves = [table.take(np.arange(N // 2)), table.take(np.arange(N // 2, N))]
     messages = [
-        compute_statistics(name, half, spec) for name, half in zip("xy", halves, strict=True)
+        compute_statistics(name, half, spec, made) for name, half in zip("xy", halves, strict=True)
     ]
-    preprocessor, diagnostics = fit_preprocessor(messages, spec, made)
-    if preprocessor is None:
-        raise UsageError("; ".join(str(finding) for finding in diagnostics if finding.is_problem))
-    return preprocessor
+    fitted = fit_columns(messages, spec, made)
+    if fitted.preprocessor is None:
+        raise UsageError("; ".join(str(found) for found in fitted.diagnostics if found.is_problem))
+    return fitted.preprocessor
 
 
 def column(values: list[object], **choices: str) -> Encoder | DroppedColumn:
@@ -265,7 +265,11 @@ def test_survival_is_time_and_event() -> None:
         (["a", "b"] * (N // 2), {"event": "e"}, "which are no numbers"),
         ([f"x{i}" for i in range(N)], {}, "too many different values"),
         ([-1.0, 3.5] * (N // 2), {"event": "e"}, "times below 0"),
-        ([1.0, 3.5] * (N // 2), {"event": "c"}, "column 'c': holds '2', '3'"),
+        (
+            [1.0, 3.5] * (N // 2),
+            {"event": "c"},
+            "column 'c': holds '0', '1', '2', and it is not clear",
+        ),
         ([1.0, 3.5] * (N // 2), {"target_type": "survival"}, "--event is not given"),
         ([0, 1] * (N // 2), {"target": "tt"}, "no column 'tt' .did you mean 't'"),
         ([0, 1] * (N // 2), {"categories": "d"}, "no column 'd'.*see --categories"),

@@ -12,8 +12,8 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor, TableConfig, table_from_values
-from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
-from equipoise.data.tabular.target_spec import TargetSpec
+from equipoise.data.tabular.exchange import compute_statistics, fit_columns
+from equipoise.data.tabular.target_spec import Condition, TargetSpec
 from equipoise.experiment.runner import build_task
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
@@ -78,15 +78,12 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
         table_from_values({**table, "age": [float(a) if a else None for a in table["age"]]})
         for table in raw
     ]
-    pooled, _ = fit_preprocessor(
-        [
-            compute_statistics(name, table, TargetSpec("ill"))
-            for name, table in zip(SITES, tables, strict=True)
-        ],
-        TargetSpec("ill"),
-        TableConfig(target="ill"),
-    )
-    assert made == pooled
+    spec = TargetSpec(Condition("ill"))
+    messages = [
+        compute_statistics(name, table, spec, TableConfig(target="ill"))
+        for name, table in zip(SITES, tables, strict=True)
+    ]
+    assert made == fit_columns(messages, spec, TableConfig(target="ill")).preprocessor
     for name in (*SITES, "server"):
         shutil.copy(sites / "preparation.json", sites / name)
     given = {"task": "remote-tables", "clients": 2}
@@ -95,9 +92,9 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
         for name in ("south", "server")
     )
     assert node.data.shape == server.data.shape == (len(made.features),)
-    assert node.client_names == SITES
-    assert node.class_names == ("no", "yes")
-    assert node.preprocessing_json() == server.preprocessing_json() == made.to_json()
+    assert node.info.client_names == SITES
+    assert node.info.class_names == ("no", "yes")
+    assert node.preparation.to_json() == server.preparation.to_json() == made.to_json()
     with pytest.raises(UsageError, match="is of 2 sites, but clients is 3"):
         build_task(RunSettings.from_options({**given, "clients": 3, "data": str(sites / "south")}))
     write(

@@ -91,5 +91,5 @@ def test_a_linear_regression_finds_its_coefficients() -> None:
 def test_a_headline_stands_first_and_is_read(kind: str, name: str) -> None:
     headed = task(kind).with_primary_metric(name)
     found = simulate(FedAvg(), headed, rounds=1)
-    assert found.logs[0].trained.headline == headed.metric == name
-    assert headed.higher_is_better == (name == "r2")
+    assert found.logs[0].trained.headline == headed.info.metric == name
+    assert headed.info.higher_is_better == (name == "r2")

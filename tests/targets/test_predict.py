@@ -69,7 +69,7 @@ def test_predictions_without_the_training_data(finished: tuple[str, Path], tmp_p
     new, out = tmp_path / "new.csv", tmp_path / "predictions.csv"
     assert main(["predict", str(run), str(new), "--client", "va", "--out", str(out)]) == 0
     found = rows_of(out)
-    assert [row["row"] for row in found] == ["1", "2", "3"]
+    assert [row["row"] for row in found] == ["2", "3", "4"]  # as in a spreadsheet
     again = equipoise.open(run).predict(
         {"age": [25, 79, None], "group": ["a", "b", "b"]}, client="va"
     )

@@ -86,12 +86,12 @@ def test_a_stack_of_clients_learns_as_one_after_another(
     """With dropout, short batches, and so little memory that two clients are a portion."""
     task = built(reviews, pretrained / model, adapter, kind=kind)
     task.check()
-    assert task.stackable
-    assert task.has_train_mode, "dropout layers take part"
-    start, ids = task.init_params(0), torch.arange(task.num_clients)
+    assert task.info.stackable
+    assert task.info.has_train_mode, "dropout layers take part"
+    start, ids = task.init_params(0), torch.arange(task.info.num_clients)
     lr = torch.full((4,), 0.1)
     stack = {name: value.expand(4, *value.shape).clone() for name, value in start.items()}
-    when = RngContext(0, 1, task.training)
+    when = RngContext(0, 1, task.info.training)
     fit = LocalTrainRequest(stack, torch.ones_like(ids), lr, trainable=tuple(start))
     one = [
         task.fit(
@@ -105,7 +105,7 @@ def test_a_stack_of_clients_learns_as_one_after_another(
     wanted = {name: torch.stack([own[name] for own in one]) for name in start}
     assert largest_difference(wanted, stack) > 1e-4
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
-    size = task.row_bytes() * min(task.training.batch_size, int(task.num_examples(ids).max()))
+    size = task.row_bytes() * min(task.info.training.batch_size, int(task.num_examples(ids).max()))
     monkeypatch.setattr("equipoise.tasks.supervised.MAX_ACTIVATION_BYTES", 2 * size)
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
     assert task.evaluate_stack(ids, stack, "test")["loss"].isfinite().all()
@@ -116,7 +116,7 @@ def test_heads_of_a_language_model_are_scored_one_by_one_or_together(
 ) -> None:
     """Before anything else was computed with the task, as where one client follows another."""
     task = built(reviews, pretrained / "gpt2", "rank=2 names=shared,private", kind="next-token")
-    start, names = task.init_params(0), task.blocks["private"]
+    start, names = task.init_params(0), task.info.blocks["private"]
     heads = {name: torch.randn(3, *start[name].shape) for name in names}
     found = task.evaluate_heads(torch.tensor(1), start, heads, "test")
     each = [

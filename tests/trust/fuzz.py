@@ -1,7 +1,7 @@
 """Messages that somebody spoiled, a million of them: each is refused in words, or is sound in every
 number.
 
-``PYTHONPATH=tests python -m trust.fuzz --messages 1000000`` prints one line; the exit code is 1 if
+``PYTHONPATH=tests python -m trust.fuzz --messages 2000000`` prints one line; the exit code is 1 if
 one message ended in another way. With ``--add FILE`` what it found is added to what the file says
 of earlier sittings. Spoiled are bytes, lengths, the header (names, types, shapes, places), what the
 message says of itself, and numbers. Four of five are replies as the server reads them, the others
@@ -88,7 +88,7 @@ class Fuzz:
         self.remote = RemoteExecutor(
             self.method,
             self.task,
-            self.task.training,
+            self.task.info.training,
             0,
             1,
             wire=None,
@@ -99,9 +99,9 @@ class Fuzz:
         simulation = simulate(self.method, self.task, 1, "loop")
         self.model = self.task.init_params(0)
         params, state = simulation.params, simulation.server_state
-        server = Server(self.task, self.task.training, params, state, 0, ROUND, 1, 1.0)
+        server = Server(self.task, self.task.info.training, params, state, 0, ROUND, 1, 1.0)
         with torch.no_grad():
-            down = self.method.distribute(server, torch.arange(self.task.num_clients))[0]
+            down = self.method.distribute(server, torch.arange(self.task.info.num_clients))[0]
             expected = self.remote._expect(
                 ROUND, (), torch.tensor([CLIENT]), down.for_clients(CLIENT)
             )
@@ -117,7 +117,7 @@ class Fuzz:
         self.up = codec.encode(expected, about)
         self.down = node.encode_message(
             down.for_clients(CLIENT),
-            self.task.blocks,
+            self.task.info.blocks,
             {**about, "kind": "round", "splits": [], "taken": 0},
         )
 
@@ -154,8 +154,8 @@ class Fuzz:
         if about.get("client") != CLIENT:
             raise InvalidMessage("for another client")
         node._splits(about)
-        down = node.decode_message(tree, about, self.model, self.task.blocks)
-        assert down.sent_blocks.keys() == self.task.blocks.keys()
+        down = node.decode_message(tree, about, self.model, self.task.info.blocks)
+        assert down.sent_blocks.keys() == self.task.info.blocks.keys()
         codec.check_like({name: down.params[name] for name in self.model}, self.model, "message")
 
     def spoiled(self, data: bytes) -> bytes:
@@ -259,4 +259,4 @@ def fuzz(messages: int, minutes: float, seed: int) -> Spoiled:
 
 if __name__ == "__main__":
     logging.disable()
-    sit(Spoiled, fuzz, wanted=1_000_000, minutes=60.0, about=__doc__)
+    sit(Spoiled, fuzz, wanted=2_000_000, minutes=60.0, about=__doc__)

@@ -22,7 +22,6 @@ from equipoise.methods import all_methods
 from equipoise.simulation.attacks import hostile_clients, with_attack
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils.errors import UsageError
 from equipoise.wrappers.robust_aggregation import with_robust_aggregation
 from flower.test_remote import Here, federate
 from helpers import largest_difference, simulate, small_task
@@ -267,12 +266,3 @@ def test_a_client_counts_with_the_size_that_it_reported_first(tmp_path, caplog):
     assert "counts with the 10 that it reported first" in caplog.text
     assert executor._believed_sizes({**sizes[0], 7: 10**6})[7] == 100
     assert "client 7 says that it has 1000000 samples" in caplog.text
-
-
-def test_a_task_without_sizes_refuses_to_lie_about_them():
-    from equipoise.experiment.runner import build_task
-    from equipoise.settings.run_settings import RunSettings
-
-    settings = RunSettings.from_options({"task": "two-state", "method": "fedsynq"})
-    with pytest.raises(UsageError, match="no sizes to lie about"):
-        build_task(settings).claim_sizes({0: 10})

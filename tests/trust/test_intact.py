@@ -20,6 +20,7 @@ from equipoise.utils import io, serialization
 from equipoise.utils.config_file import FORMAT
 from equipoise.utils.errors import UsageError
 from helpers_disk import contents
+from helpers_records import unfinish
 from trust.test_faults import SMALL
 
 RUN = ["run", "--rounds", "3", "--method", "fedavg", *SMALL]
@@ -30,7 +31,7 @@ def unfinished(tmp_path):
     """A run whose summary is not written yet."""
     out = tmp_path / "run"
     assert main([*RUN, "--out", str(out)]) == 0
-    (out / "summary.json").unlink()
+    unfinish(out)
     return out
 
 
@@ -108,7 +109,7 @@ def test_a_damaged_log_is_refused(damage, unfinished, capsys):
         "not text": text.replace(b"seen", b"se\xff\xfe"),
     }
     log.write_bytes(changed[damage])
-    for command in ("resume", "report", "export"):
+    for command in ("resume", "report"):
         assert "rounds.jsonl" in refused([command, str(unfinished)], capsys)
     assert log.read_bytes() == changed[damage]
 
@@ -135,7 +136,9 @@ def test_a_folder_of_another_version_is_refused_in_one_line(recorded, unfinished
     before = contents(unfinished)
     out = ["--out", str(unfinished)]
     commands = {name: [name, str(unfinished)] for name in OPENERS}
-    commands["predict"] += ["rows.csv", "--out", "predicted.csv"]
+    rows = unfinished.parent / "rows.csv"
+    rows.write_text("x\n1\n")
+    commands["predict"] += [str(rows), "--out", "predicted.csv"]
     for command in (
         *commands.values(),
         [*RUN, "--resume", *out],
@@ -169,7 +172,7 @@ def test_two_runs_never_share_a_folder(tmp_path, capsys):
             ["run", *RUN[1:], "--overwrite", "--out"],
         ):
             assert "in use" in refused([*command, str(out)], capsys)
-    (out / "summary.json").unlink()
+    unfinish(out)
     with io.locked(out):
         assert "in use" in refused(["resume", str(out)], capsys)
     assert main(["resume", str(out), "--quiet"]) == 0

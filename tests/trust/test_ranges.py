@@ -68,7 +68,7 @@ class Lying(Stacked):
 
 def simulation(method, lie, **options):
     task = small_task("mlp")
-    method.check(task, task.training)
+    method.check(task, task.info.training)
 
     def make(*about):
         executor = Lying(*about)
@@ -76,7 +76,7 @@ def simulation(method, lie, **options):
         return executor
 
     return FederatedSimulation(
-        method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "stacked", 1, True), make
+        method, task, task.info.training, RoundLoopConfig(ROUNDS, 0, 1.0, "stacked", 1, True), make
     )
 
 
@@ -133,7 +133,7 @@ def test_every_report_is_declared(name):
     for options in kinds.get(name, [{}]):
         method, seen = SUPERVISED[name](**options), set()
         try:
-            method.check(small_task("mlp"), small_task("mlp").training)
+            method.check(small_task("mlp"), small_task("mlp").info.training)
         except UsageError as reason:
             pytest.skip(str(reason))
         run = simulation(method, lambda up, round, seen=seen: seen.update((*up.metrics, *up.extra)))
@@ -280,7 +280,7 @@ def test_a_shared_agent_never_meets_a_lie_that_is_far_from_all_others():
         "agent_completed": torch.ones(8, dtype=torch.bool)
     }
     task = small_task("linear")
-    first, later = (Server(task, task.training, {}, {}, 0, round, 5) for round in (1, 2))
+    first, later = (Server(task, task.info.training, {}, {}, 0, round, 5) for round in (1, 2))
     assert not len(agents.completed_transitions(first, told)["reward"])
     rows = agents.completed_transitions(later, told)
     assert float(rows["reward"].max()) == pytest.approx(5 * 0.2)

@@ -16,6 +16,7 @@ from equipoise.simulation.aggregation_guard import norm_outliers, update_norms
 from equipoise.simulation.attacks import ATTACKS, hostile_clients, parse_attack, with_attack
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.poisoning import poison
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers import robust_aggregation
 from equipoise.wrappers.robust_aggregation import (
@@ -184,7 +185,7 @@ def test_a_small_step_along_a_change_is_scored_on_the_servers_data():
     way = {name: trained[name] - params[name] for name in params}
     factors = torch.tensor([1.0, 7.0, -1.0, 0.0], dtype=f64)
     changes = {name: factors.view(-1, *[1] * value.dim()) * value for name, value in way.items()}
-    gain = method._probe_gain(Server(task, task.training, params, {}, 0, 1, 1), changes)
+    gain = method._probe_gain(Server(task, task.info.training, params, {}, 0, 1, 1), changes)
     assert float(gain[0]) > 0
     assert gain[1].tolist() == pytest.approx(gain[0].tolist())
     assert gain[2].tolist() == pytest.approx(-gain[0].tolist(), rel=0.3)
@@ -251,7 +252,7 @@ def test_a_rule_withstands_a_far_point(name):
     method = with_robust_aggregation(all_methods()["fedavg"](), name)
     task = small_task("linear", clients=10)
     simulation = FederatedSimulation(
-        method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True)
+        method, task, task.info.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True)
     )
     server_params = simulation.params
     near = {
@@ -260,7 +261,7 @@ def test_a_rule_withstands_a_far_point(name):
     for value in near.values():
         value[3] = 1e6
     server = Server(
-        task, task.training, server_params, method.init_server(task, server_params), 0, 1, 1
+        task, task.info.training, server_params, method.init_server(task, server_params), 0, 1, 1
     )
     ids = torch.arange(10)
     for _ in range(3):  # trust takes rounds
@@ -306,14 +307,14 @@ def test_unsound_combinations_are_refused_with_the_reason():
     ]
     for name, rule, why in refused:
         with pytest.raises(UsageError, match=why):
-            with_robust_aggregation(methods[name](), rule).check(task, task.training)
+            with_robust_aggregation(methods[name](), rule).check(task, task.info.training)
     for name, rule in (
         ("scaffold", "trimmed"),
         ("page", "multikrum"),
         ("fedpolicy", "trust"),
         ("fedper", "median"),
     ):
-        with_robust_aggregation(methods[name](), rule).check(task, task.training)
+        with_robust_aggregation(methods[name](), rule).check(task, task.info.training)
         simulate(with_robust_aggregation(methods[name](), rule), task, 2)
 
 
@@ -325,7 +326,7 @@ def test_one_that_flips_its_change_tenfold_is_left_out_or_counts_less_by_default
     task = small_task("mlp", clients=12, size_sigma=0.0)
     schedule = RoundLoopConfig(3, 0, 1.0, "stacked", 1, True)
     simulation = FederatedSimulation(
-        all_methods()[name](), task, task.training, schedule, with_attack(Stacked, "flip:0.05")
+        all_methods()[name](), task, task.info.training, schedule, with_attack(Stacked, "flip:0.05")
     )
     liar = int(hostile_clients(0, 12, 0.05)[0])
     for record in [simulation.run_round() for _ in range(3)][1:]:
@@ -394,7 +395,7 @@ def uploads(executor, attack):
         return inner
 
     simulation = FederatedSimulation(
-        method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True), watched
+        method, task, task.info.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True), watched
     )
     start = simulation.params
     simulation.run_round()
@@ -437,7 +438,7 @@ def test_the_command_line_runs_rules_and_attacks(tmp_path, capsys):
 def test_liars_train_on_false_rows_and_everybody_is_tested_on_true_ones(how):
     task = small_task("mlp")
     liars = np.array([1, 4])
-    false = task.poisoned(how, liars)
+    false = poison(task, how, liars)
     for client in range(6):
         for name in ("train", "test"):
             true, told = (data.split(np.array([client]), name) for data in (task.data, false.data))

@@ -1,7 +1,7 @@
 """Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody
 disturbed, to the bit.
 
-``PYTHONPATH=tests python -m trust.torture --kills 1000 --minutes 30`` prints one line with what it
+``PYTHONPATH=tests python -m trust.torture --kills 2000 --minutes 30`` prints one line with what it
 found; the exit code is 1 if a single number differs. With ``--add FILE`` what it found is added to
 what the file says of earlier sittings, until there are so many kills in all.
 """
@@ -24,7 +24,15 @@ from equipoise.cli import main
 from trust.sittings import Found, sit
 from trust.test_faults import SMALL, result, same
 
-METHODS = ("fedavg", "scaffold", "autopilot", "ditto")
+SETUPS = {
+    "fedavg": ["--method", "fedavg"],
+    "scaffold": ["--method", "scaffold"],
+    "autopilot": ["--method", "autopilot"],
+    "ditto": ["--method", "ditto"],
+    "page": ["--method", "page"],
+    "async": ["--method", "fedavg", "--mode", "async", "--buffer", "2"],
+    "fedper": ["--method", "fedper", "--model", "mlp"],
+}
 MOST = 6  # kills of one run
 
 
@@ -44,11 +52,10 @@ class Killed(Found):
         return self.differences > 0
 
 
-def command(method: str, out: Path) -> list[str]:
+def command(setup: str, out: Path) -> list[str]:
     """A short run that saves often; the same command begins and resumes it."""
     options = [
-        "--method",
-        method,
+        *SETUPS[setup],
         "--rounds",
         "6",
         "--checkpoint-every",
@@ -86,27 +93,27 @@ def torture(kills: int, minutes: float, seed: int, folder: Path) -> Killed:
     draw, end = random.Random(seed), time.monotonic() + 60 * minutes
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked
     assert (
-        main(command(METHODS[0], folder / "warm")) == 0
+        main(command(next(iter(SETUPS)), folder / "warm")) == 0
     )  # children start with all that this has loaded
     expected, lasts = {}, {}
-    for method in METHODS:
+    for setup in SETUPS:
         began = time.monotonic()
-        in_a_child(command(method, folder / method), None)
-        expected[method], lasts[method] = result(folder / method), time.monotonic() - began
+        in_a_child(command(setup, folder / setup), None)
+        expected[setup], lasts[setup] = result(folder / setup), time.monotonic() - began
     found = Killed(sittings=1)
     while found.kills < kills and time.monotonic() < end:
-        method, out = draw.choice(METHODS), folder / "victim"
+        setup, out = draw.choice(list(SETUPS)), folder / "victim"
         for _ in range(draw.randint(1, MOST)):
-            if in_a_child(command(method, out), draw.uniform(0, lasts[method])):
+            if in_a_child(command(setup, out), draw.uniform(0, lasts[setup])):
                 break
             found.kills += 1
-        in_a_child(command(method, out), None)
+        in_a_child(command(setup, out), None)
         found.runs += 1
         try:
-            same(result(out), expected[method])
+            same(result(out), expected[setup])
         except AssertionError as difference:
             found.differences += 1
-            print(f"{method}, after {found.kills} kills: {difference}", file=sys.stderr)
+            print(f"{setup}, after {found.kills} kills: {difference}", file=sys.stderr)
         shutil.rmtree(out)
     return found
 
@@ -117,4 +124,4 @@ def sitting(kills: int, minutes: float, seed: int) -> Killed:
 
 
 if __name__ == "__main__":
-    sit(Killed, sitting, wanted=1000, minutes=30.0, about=__doc__)
+    sit(Killed, sitting, wanted=2000, minutes=30.0, about=__doc__)

@@ -33,6 +33,7 @@ def private(
     noise: float = 0.0,
     delta: float | None = None,
     quantile: float | None = None,
+    max_epsilon: float | None = None,
 ) -> Wrapped:
     """Add client-level differential privacy to a method.
 
@@ -43,11 +44,19 @@ def private(
             without noise there is no guarantee.
         delta: Delta at which epsilon is reported.
         quantile: Share of the updates that should stay unclipped; ``clip`` then adapts to it.
+        max_epsilon: End the run before epsilon passes this; without ``noise``, choose the noise
+            for the planned rounds.
 
     Returns:
         The wrapped method.
     """
-    given = {"dp_clip": clip, "dp_noise": noise, "dp_delta": delta, "dp_quantile": quantile}
+    given = {
+        "dp_clip": clip,
+        "dp_noise": noise,
+        "dp_delta": delta,
+        "dp_quantile": quantile,
+        "max_epsilon": max_epsilon,
+    }
     return Wrapped(method, {name: value for name, value in given.items() if value is not None})
 
 

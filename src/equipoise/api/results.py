@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.api.inputs import (
     GivenMethod,
@@ -23,12 +23,27 @@ from equipoise.api.inputs import (
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
+from equipoise.data.federated_dataset import Target
+from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
 from equipoise.experiment.certificate import certify_run
-from equipoise.experiment.compare import cell_folder
+from equipoise.experiment.choose import choice_sentences
+from equipoise.experiment.choose import choose as choose_models
+from equipoise.experiment.compare import cell_folder, num_folds
 from equipoise.experiment.compare import compare as compare_cells
+from equipoise.experiment.decision import conclude, read_decision
+from equipoise.experiment.new_rows import (
+    Evaluation,
+    SiteModels,
+    evaluate_rows,
+    find_site,
+    load_models,
+    predict_rows,
+    read_choice,
+)
 from equipoise.experiment.predict import Predictor
 from equipoise.experiment.runner import Interrupted, resume_run
+from equipoise.records.decision import Choice, Decision
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.scores import NAMED
@@ -39,7 +54,6 @@ from equipoise.report.trackers import RunTrackers
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -74,7 +88,7 @@ class Run:
     @property
     def config(self) -> dict[str, object]:
         """All options of the run by name."""
-        return read_config(self._folder.config)
+        return self._folder.read_config()
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -96,7 +110,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run is finished."""
-        return self._folder.summary.is_file()
+        return self._folder.summary.exists()
 
     def report(self) -> Page:
         """Write the HTML report; return its path, which a notebook shows as the page itself."""
@@ -114,7 +128,12 @@ class Run:
         return self._predictor(client).module
 
     def predict(
-        self, rows: object, client: int | str | None = None, *, probabilities: bool = False
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        probabilities: bool = False,
     ) -> NDArray[Any]:
         """Predict new rows.
 
@@ -123,6 +142,8 @@ class Run:
                 samples; of recordings raw windows, or all steps one after the other:
                 ``{"x": [n, channels], "length": [recordings]}``.
             client: Client of a personal model, by name or number; None for the global model.
+            client_column: Column that names the site of each row: every row is predicted by the
+                model of its site, rows of unknown sites by the global one.
             probabilities: Whether to return class probabilities ``[rows, classes]``.
 
         Returns:
@@ -132,20 +153,47 @@ class Run:
         Raises:
             UsageError: If the rows do not fit, or the model has no probabilities.
         """
-        predictor = self._predictor(client)
-        target = predictor.card.target
-        outputs = predictor.outputs(rows)
-        if target.kind != "classification":
-            if probabilities:
-                raise UsageError(
-                    f"probabilities are of classes, and the model predicts a {target.kind}: leave "
-                    "it out"
-                )
-            return np.asarray(objective_of(target).predict(outputs))
-        if probabilities:
-            return np.asarray(outputs.softmax(-1))
-        chosen = np.asarray(outputs.argmax(-1))
-        return np.array(target.classes)[chosen] if target.name else chosen
+        if client_column:
+            if client is not None:
+                raise UsageError("client and client_column exclude each other: leave one out")
+            models = self._site_models()
+            table = table_from_values(rows, "the table of rows", client_column)
+            target = models.target
+            outputs = predict_rows(models, table, None, client_column).outputs
+        else:
+            predictor = self._predictor(client)
+            target = predictor.card.target
+            outputs = predictor.outputs(rows)
+        return _predicted(target, outputs, probabilities)
+
+    def evaluate(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+    ) -> Evaluation:
+        """Score the models on labelled rows that training never had.
+
+        Global, personal and local model and a constant are scored on the same rows, with 95 %
+        intervals and a verdict in words.
+
+        Args:
+            rows: A table with the columns of training and the target.
+            client: Site of all rows, by name or number.
+            client_column: Column that names the site of each row. Empty for that of training, if
+                the rows have it.
+            metric: Main metric; empty for that of the run.
+
+        Returns:
+            The scores; ``print`` shows the verdict.
+
+        Raises:
+            UsageError: If the rows do not fit or have no target.
+        """
+        number = self._number(client)
+        return evaluate_rows(self._site_models(), rows, number, client_column, metric)
 
     def resume(
         self,
@@ -220,12 +268,17 @@ class Run:
         return Folder(self.folder)
 
     def _settings(self) -> RunSettings:
-        return settings_in(self._folder.config, self.method, self.task.spec if self.task else None)
+        return settings_in(
+            self._folder.read_config(), self.method, self.task.spec if self.task else None
+        )
 
     def _predictor(self, client: int | str | None) -> Predictor:
         return Predictor.of(
             self._folder, self._number(client), self._settings() if self.task else None
         )
+
+    def _site_models(self) -> SiteModels:
+        return load_models(self.folder, self._settings() if self.task else None)
 
     def _number(self, client: int | str | None) -> int | None:
         """Return the number of a client that is given by name or number."""
@@ -246,7 +299,7 @@ def run_with_trackers(
     Raises:
         KeyboardInterrupt: If the user asked to stop.
     """
-    done = len(folder.records()) if folder.config.is_file() else 0
+    done = folder.count_rounds()
     with RunTrackers(log, folder.path, done) as trackers:
 
         def watch(record: RoundRecord) -> str | None:
@@ -258,7 +311,75 @@ def run_with_trackers(
         except Interrupted:
             how = f"equipoise.open({str(folder.path)!r}).resume()"
             raise KeyboardInterrupt(f"stopped after a whole round; go on with {how}") from None
-    html.try_write_report(folder.path)
+    conclude(folder.path)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The models that sites should use; :func:`equipoise.open_choice` reads those of a folder."""
+
+    folder: Path
+    task: Task | None = field(default=None, repr=False)
+    """Task, if that was made in Python."""
+
+    @property
+    def choice(self) -> Choice:
+        """Which model each site uses, and the decision that led to it."""
+        return read_choice(self.folder)
+
+    def __str__(self) -> str:
+        """Return the table as aligned text."""
+        return "\n".join(choice_sentences(self.choice))
+
+    def predict(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        probabilities: bool = False,
+    ) -> NDArray[Any]:
+        """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
+        models = self._models()
+        number = find_site(models, client) if isinstance(client, str) else client
+        table = table_from_values(rows, "the table of rows", client_column)
+        outputs = predict_rows(models, table, number, client_column).outputs
+        return _predicted(models.target, outputs, probabilities)
+
+    def evaluate(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+    ) -> Evaluation:
+        """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
+        models = self._models()
+        number = find_site(models, client) if isinstance(client, str) else client
+        return evaluate_rows(models, rows, number, client_column, metric)
+
+    def _models(self) -> SiteModels:
+        settings = None
+        if self.task is not None:
+            options = Folder(self.folder / self.choice.members[0]).read_config()
+            settings = settings_in(options, None, self.task.spec)
+        return load_models(self.folder, settings)
+
+
+def _predicted(target: Target, outputs: Tensor, probabilities: bool) -> NDArray[Any]:
+    """Return predictions as users expect them: classes, values or risks."""
+    if target.kind != "classification":
+        if probabilities:
+            raise UsageError(
+                f"probabilities are of classes, and the model predicts a {target.kind}: leave "
+                "it out"
+            )
+        return np.asarray(objective_of(target).predict(outputs))
+    if probabilities:
+        return np.asarray(outputs.softmax(-1))
+    chosen = np.asarray(outputs.argmax(-1))
+    return np.array(target.classes)[chosen] if target.name else chosen
 
 
 @dataclass(frozen=True)
@@ -269,6 +390,7 @@ class Table:
     rows: dict[str, list[tables.Cell]]
 
     def __str__(self) -> str:
+        """Return the table as aligned text."""
         shown = {label: [str(cell) for cell in cells] for label, cells in self.rows.items()}
         lines = [("method", self.columns), *shown.items()]
         widths = [max(len(cells[k]) for _, cells in lines) for k in range(len(self.columns))]
@@ -300,7 +422,7 @@ class Comparison:
 
     folder: Path
     runs: dict[str, list[Run]]
-    """By the method's label, one run for each seed."""
+    """By the method's label, one run for each seed (and fold)."""
 
     def table(self) -> Table:
         """All figures, mean and standard deviation over seeds."""
@@ -342,6 +464,49 @@ class Comparison:
             for label, found in values.items()
             if label != against
         }
+
+    def decision(self) -> Decision | None:
+        """Return the verdict; None if the clients have no names or no test rows."""
+        return read_decision(self.folder)
+
+    def choose(
+        self,
+        out: str | Path | None = None,
+        *,
+        refit: str = "all",
+        ensemble: bool = False,
+        overwrite: bool = False,
+    ) -> Chosen:
+        """Decide which model each site should use, and train it on all rows.
+
+        Args:
+            out: Folder to write; ``chosen`` in that of the comparison if None.
+            refit: ``all`` trains the final model on all rows, without a test split; ``none``
+                takes the trained models as they are.
+            ensemble: Whether to train one model for each seed and average them.
+            overwrite: Whether to replace an earlier choice.
+
+        Returns:
+            The chosen models; ``print`` says in words what was chosen.
+
+        Raises:
+            UsageError: If nothing can be chosen.
+        """
+        decision = self.decision()
+        label = (
+            decision.method if decision and decision.method in self.runs else next(iter(self.runs))
+        )
+        run = self.runs[label][0]
+        _, folder = choose_models(
+            self.folder,
+            Path(out) if out is not None else None,
+            refit=refit,
+            ensemble=ensemble,
+            overwrite=overwrite,
+            method=run.method,
+            task=run.task.spec if run.task else None,
+        )
+        return Chosen(folder, run.task)
 
     def report(self) -> Page:
         """Write one HTML report for all runs; return its path."""
@@ -412,14 +577,15 @@ def compare(
     compare_cells(
         cells, seeds, folder, [call], resume=resume, overwrite=overwrite, resources=resources
     )
-    html.try_write_report(folder)
+    conclude(folder)
     runs = {
         label: [
             Run(
-                folder / cell_folder(label, seed + k),
+                folder / cell_folder(label, seed + k, fold, num_folds(cells[label])),
                 *python_parts(cells[label]["method"], task),
             )
             for k in range(seeds)
+            for fold in range(max(1, num_folds(cells[label])))
         ]
         for label in by_label
     }

@@ -12,12 +12,16 @@ from equipoise.api.inputs import (
     python_parts,
     resources_from,
 )
-from equipoise.api.results import OnRound, Run, run_with_trackers
+from equipoise.api.results import Chosen, OnRound, Run, run_with_trackers
 from equipoise.api.task import Task
 from equipoise.core import Method, Schedule
+from equipoise.experiment.compare import with_table_defaults
+from equipoise.experiment.model_choice import choose_model
+from equipoise.experiment.new_rows import find_models, read_choice
 from equipoise.experiment.runner import run as run_settings
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_of
+from equipoise.tasks import AUTO_MODEL
 
 
 def run(
@@ -71,9 +75,12 @@ def run(
     """
     usual = {"rounds": rounds, "seed": seed, "model": model, "participation": participation}
     training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    settings = settings_of(merge_options(method, task, {**usual, **training, **options}))
-    run_config = settings.run
+    given = merge_options(method, task, {**usual, **training, **options})
+    settings = settings_of(with_table_defaults(given))
     resources = resources_from(processes, client_memory_gib)
+    if settings.run.model == AUTO_MODEL:
+        settings = choose_model(settings, None, resources)
+    run_config = settings.run
     folder = Path(out) if out is not None else new_folder(f"{run_config.method}-{run_config.task}")
 
     def train(on_round_end: OnRound) -> object:
@@ -113,3 +120,21 @@ def open(
     """
     Folder(Path(folder)).demand()
     return Run(Path(folder), method, task)
+
+
+def open_choice(folder: str | Path, *, task: Task | None = None) -> Chosen:
+    """Open the folder of a choice, or that of a comparison with a choice.
+
+    Args:
+        folder: Folder that ``equipoise choose`` or :meth:`Comparison.choose` wrote.
+        task: Its task, if that was made in Python.
+
+    Returns:
+        The chosen models.
+
+    Raises:
+        UsageError: If the folder holds no choice.
+    """
+    path = find_models(Path(folder))
+    read_choice(path)
+    return Chosen(path, task)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import TrainingConfig
+from equipoise.data.federated_dataset import InputTransform, Ints
+from equipoise.data.splits import UserRowShares
 from equipoise.data.tabular.config import format_names
-from equipoise.data.transforms import InputTransform
 from equipoise.tasks import TaskSpec, find_task, in_memory
-from equipoise.tasks.in_memory import Model
+from equipoise.tasks.in_memory import DatasetRows, Model
 from equipoise.tasks.tables import TableLearningConfig
 from equipoise.utils.errors import UsageError, nearest
 
@@ -27,8 +28,15 @@ class Task:
 
     spec: TaskSpec = field(repr=False)
     options: Mapping[str, object] = field(default_factory=dict)
+    data: DatasetRows | None = field(default=None, repr=False, compare=False)
+    """Samples of :meth:`from_datasets`."""
 
     def __post_init__(self) -> None:
+        """Refuse options that the task does not have.
+
+        Raises:
+            UsageError: If an option is unknown.
+        """
         known = [item.name for item in dataclasses.fields(self.spec.config)]
         for name in self.options:
             if name not in known:
@@ -49,9 +57,10 @@ class Task:
     @classmethod
     def from_tables(
         cls,
-        tables: Mapping[str, object],
+        tables: object,
         *,
         target: str,
+        client_column: str = "",
         target_type: str = "",
         ignore: Sequence[str] = (),
         name: str = "tables",
@@ -60,10 +69,11 @@ class Task:
         """Create a task from tables in memory.
 
         Args:
-            tables: Table of each client by name: a pandas or Arrow table, or columns by name. The
-                table named ``server`` holds the server's rows; without it, a share of every
-                client's rows is used.
+            tables: Table of each client by name, or one table with a column of clients: of
+                pandas, polars, Arrow or whatever narwhals reads, or columns by name. The table
+                named ``server`` holds the server's rows.
             target: Column to predict.
+            client_column: Column that names the client, where all rows are in one table.
             target_type: classification, regression or survival; classification by default.
             ignore: Columns to leave out.
             name: Name of the task in the results.
@@ -81,7 +91,7 @@ class Task:
         }
         known = {item.name for item in dataclasses.fields(TableLearningConfig)}
         config = TableLearningConfig(**{key: value for key, value in given.items() if key in known})
-        return cls(in_memory.from_tables(tables, name, config), given)
+        return cls(in_memory.from_tables(tables, name, config, client_column), given)
 
     @classmethod
     def from_datasets(
@@ -102,9 +112,11 @@ class Task:
         """Create a task from arrays, tensors or torch data sets, with any model.
 
         Args:
-            clients: For each client, or client's name, a pair ``(x, y)`` of arrays or tensors, or a
-                torch data set of such pairs. Bytes ``[H, W, C]`` are images, other integers are
-                tokens; labels are 0, 1, ...
+            clients: For each client, or client's name, a pair ``(x, y)`` of arrays or tensors, a
+                torch data set of such pairs, or a Hugging Face data set of two columns. With splits
+                of your own: ``(train, test)`` or ``(train, val, test)`` of these. Bytes ``[H, W,
+                C]`` are images, other integers are tokens; labels are classes 0, 1, ... or, as
+                floats, numbers to predict.
             model: A module, whose weights are the initial ones; a function
                 ``(shape, classes) -> module``, called under the seed of the run; or the name of a
                 shipped model.
@@ -125,19 +137,36 @@ class Task:
         Returns:
             The task.
         """
+        data = in_memory.read_datasets(clients, name, server=server, classes=classes, form=form)
         spec = in_memory.from_datasets(
-            clients,
+            data,
             model,
             name,
             fresh=fresh,
             adapter=adapter,
             blocks=blocks,
-            server=server,
-            classes=classes,
-            form=form,
             training=training,
         )
-        return cls(spec, options)
+        return cls(spec, options, data)
+
+    def row_splits(self, seed: int = 0) -> dict[str, dict[str, Ints]]:
+        """Return which samples of :meth:`from_datasets` each client uses for what.
+
+        Args:
+            seed: Seed of the run.
+
+        Returns:
+            By client, the numbers of its samples in the order given, by split: ``train``, ``val``,
+            ``test``, and ``server`` for those that the server took.
+
+        Raises:
+            UsageError: If the task was not made by :meth:`from_datasets`.
+        """
+        if self.data is None:
+            raise UsageError(
+                f"task '{self.name}' was not made by Task.from_datasets: it has no rows"
+            )
+        return self.data.row_splits(UserRowShares(**self.options), seed)  # type: ignore[arg-type]
 
     @classmethod
     def from_texts(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 
@@ -11,13 +10,14 @@ from equipoise.cli.options import parse_several_methods
 from equipoise.cli.parser import Parser, add_output, add_resources, resources_from
 from equipoise.cli.run import show_and_track
 from equipoise.experiment import compare as comparison
+from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.runner import Interrupted, OnRoundEnd
 from equipoise.experiment.tune import read_best
 from equipoise.methods import find_method
-from equipoise.records import codec
-from equipoise.records.run_dir import Folder
-from equipoise.records.summary import Compared, Summary
-from equipoise.report import html, tables
+from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.summary import Summary
+from equipoise.report import tables
+from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers, parse_tracker_names
 from equipoise.settings.option_registry import options, resolve_names
@@ -67,7 +67,7 @@ def compare(arguments: list[str]) -> int:
 
     def announce(settings: RunSettings, folder: Path) -> OnRoundEnd:
         current_run.close()
-        rounds_done = len(Folder(folder).records()) if values["resume"] else 0
+        rounds_done = Folder(folder).count_rounds() if values["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
         display = current_run.enter_context(
             ProgressDisplay(title, settings.run.rounds, values["quiet"], rounds_done)
@@ -95,7 +95,7 @@ def compare(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    report = html.try_write_report(out)
+    report = conclude(out)
     if not values["quiet"]:
         _print_table(by_method, columns, out, report)
     return 0
@@ -106,10 +106,15 @@ def _print_table(
 ) -> None:
     """Print the table of a finished comparison and where its files are."""
     console = make_console()
-    rows = tables.summary_rows(by_method, columns)
-    notes = tables.undefined_notes(by_method, columns)
-    print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
-    console.print(f"tables and runs are in {out}", highlight=False)
+    decision = read_decision(out)
+    if decision is None:
+        rows = tables.summary_rows(by_method, columns)
+        notes = tables.undefined_notes(by_method, columns)
+        print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
+    else:
+        print_decision(decision, console)
+        console.print(f"next: equipoise choose {out}", highlight=False)
+    console.print(f"all figures: {out / 'table.md'}; runs are in {out}", highlight=False)
     console.print(report, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -119,15 +124,10 @@ def _with_recorded_command(arguments: list[str]) -> list[str]:
     add_output(parser, DEFAULT_OUT)
     add_resources(parser)
     values, rest = parser.parse_known_args(arguments)
-    file = Path(values.out) / "compare.json"
-    if rest or not values.resume or values.config or not file.is_file():
+    folder = ComparisonFolder(Path(values.out))
+    if rest or not values.resume or values.config or not folder.begun():
         return arguments
-    try:
-        command = codec.decode(Compared, json.loads(file.read_text())).command
-    except ValueError as error:
-        raise UsageError(
-            f"'{file}' is damaged ({error}): give all options of the comparison again"
-        ) from error
+    command = folder.read().command
     if command[:2] != ["equipoise", "compare"]:
         raise UsageError(
             f"'{values.out}' was made in Python: go on with equipoise.compare(..., resume=True)"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
-from equipoise.cli.options import parse_run_options
+from equipoise.cli.options import asks_for_help, parse_run_options
 from equipoise.cli.parser import Parser, Values, add_config, output_file, run_subcommand
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.tables import TablesConfig
@@ -13,7 +14,7 @@ from equipoise.utils import io
 
 
 def data(arguments: list[str]) -> int:
-    """Run ``data describe``, ``data summarise`` or ``data merge``.
+    """Run ``data describe``, ``data sample``, ``data summarise`` or ``data merge``.
 
     Args:
         arguments: Subcommand and its options.
@@ -22,10 +23,15 @@ def data(arguments: list[str]) -> int:
         The exit code.
     """
     about = (
-        "Look at data before a run; or prepare sites whose rows stay where they are, by files of "
-        "sums and counts."
+        "Look at data before a run, or write sample data; or prepare sites whose rows stay where "
+        "they are, by files of sums and counts."
     )
-    subcommands = {"describe": _describe, "summarise": _summarise, "merge": _merge}
+    subcommands = {
+        "describe": _describe,
+        "sample": _sample,
+        "summarise": _summarise,
+        "merge": _merge,
+    }
     return run_subcommand("data", about, subcommands, arguments)
 
 
@@ -37,13 +43,15 @@ def _describe(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     add_config(parser)
+    if asks_for_help(arguments) and not any(text.startswith("--task") for text in arguments):
+        arguments = ["--task", "tables", *arguments]
     values, given = parse_run_options(parser, arguments)
     settings = RunSettings.from_options(given)
     if (
         isinstance(settings.task_config, TablesConfig)
         and settings.task_config.path.suffix != ".npz"
     ):
-        return _describe_tables(settings.task_config, given, values["json"])
+        return _describe_tables(settings, given, values["json"])
     from equipoise.experiment.runner import build_task
     from equipoise.report.data_description import describe_task, task_text
 
@@ -52,18 +60,42 @@ def _describe(arguments: list[str]) -> int:
     return 0
 
 
-def _describe_tables(config: TablesConfig, given: Values, as_json: bool) -> int:
+def _describe_tables(settings: RunSettings, given: Values, as_json: bool) -> int:
     """Print a description of raw tables; return 2 if their problems would stop a run."""
     from equipoise.data.tabular.description import describe_tables
     from equipoise.data.tabular.io import scan_tables
+    from equipoise.experiment.runner import task_config_of
     from equipoise.report.data_description import tables_json, tables_text
+    from equipoise.tasks.tables import split_generator
 
+    config = task_config_of(settings)
+    assert isinstance(config, TablesConfig)
     tables, diagnostics = scan_tables(config.path, config.client_column, config)
-    description = describe_tables(tables, config, diagnostics)
+    rng = split_generator(settings.run.seed)
+    description = describe_tables(tables, config, rng, diagnostics)
     flags = {name.replace("_", "-"): str(value) for name, value in given.items()}
     to_text = tables_json if as_json else tables_text
     print(to_text(description, flags))
     return 2 if description.problems else 0
+
+
+def _sample(arguments: list[str]) -> int:
+    """Write a sample federation, and print the commands to try with it."""
+    from equipoise.data.tabular.sample import CLIENT_COLUMN, CLINICS, TARGET, write_sample
+
+    parser = Parser(
+        "data sample",
+        "Write sample tables of six made-up clinics, one CSV file each, to try every command with.",
+    )
+    parser.add_argument("folder", help="the folder to write, such as clinics/")
+    parser.add_argument("--seed", type=int, default=0, help="draws the rows (default: 0)")
+    values = parser.parse(arguments)
+    new_rows = write_sample(Path(values.folder), values.seed)
+    print(f"{values.folder}: {len(CLINICS)} clinics, one file each; target '{TARGET}'")
+    print(f"{new_rows}: new rows of all clinics, with the column '{CLIENT_COLUMN}'")
+    command = ["equipoise", "data", "describe", "--data", values.folder, "--target", TARGET]
+    print(f"look at them with:\n  {shlex.join(command)}")
+    return 0
 
 
 def _summarise(arguments: list[str]) -> int:

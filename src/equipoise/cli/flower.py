@@ -6,13 +6,17 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from equipoise.cli.options import add_options, early_options, given_options
+from equipoise.cli.options import add_options, asks_for_help, early_options, given_options
 from equipoise.cli.parser import Parser, add_config, run_subcommand
 from equipoise.flower.config import DeploymentConfig
 from equipoise.methods import find_method
 from equipoise.settings.option_registry import of_config, options
 from equipoise.tasks import find_task
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
+
+DEFAULT_LISTEN = "127.0.0.1:9443"
+DEPLOYED_TASK = "remote-tables"
+"""Task of data at clients, whose options ``--help`` shows if no task is named."""
 
 
 def flower(arguments: list[str]) -> int:
@@ -32,6 +36,7 @@ def flower(arguments: list[str]) -> int:
         "register": _register,
         "proxy": _proxy,
         "doctor": _doctor,
+        "dry-run": _dry_run,
     }
     return run_subcommand("flower", about, subcommands, arguments)
 
@@ -40,22 +45,24 @@ def needs_flower() -> None:
     """Raise ``UsageError`` if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise UsageError(
-            "this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)"
+            f"this needs Flower in an environment of its own: {install_hint('flower')}"
         )
 
 
 def _init(arguments: list[str]) -> int:
     """Write a Flower app for a run."""
-    early = early_options(arguments)
+    early = early_options(arguments, data_task=DEPLOYED_TASK)
+    if asks_for_help(arguments) and not any(text.startswith("--task") for text in arguments):
+        early["task"] = DEPLOYED_TASK
     table = options(find_method(early["method"]), find_task(early["task"]))
-    deployment = {item.name: item for item in of_config(DeploymentConfig, "run")}
+    deployment = {item.name: item for item in of_config(DeploymentConfig, "deployment")}
     table = deployment | {
         name: item for name, item in table.items() if name not in ("executor", "checkpoint_every")
     }
     parser = Parser("flower init", "Write a ready Flower app.")
     parser.add_argument("folder", help="folder to be made")
     add_config(parser)
-    add_options(parser, table, early, arguments)
+    add_options(parser, table, early, arguments, shown_owners=("deployment", "task"))
     values = vars(parser.parse(arguments))
     from equipoise.flower import project
 
@@ -63,7 +70,7 @@ def _init(arguments: list[str]) -> int:
     project.write_app(folder, given_options(early, values, table))
     print(
         f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), "
-        f"then: equipoise flower run {folder}"
+        f"then: equipoise flower run {folder} --ca certs/ca.pem (no --ca if it runs --insecure)"
     )
     return 0
 
@@ -145,7 +152,10 @@ def _register(arguments: list[str]) -> int:
     file = Path(values.nodes).resolve()
     ca = Path(values.ca) if values.ca else None
     node = audit.register_node(Path(values.key), values.client, file, values.superlink, ca)
-    print(f"node {node} is client {values.client}; give the run --nodes {file}")
+    print(
+        f"node {node} is client {values.client}; "
+        f"then: equipoise flower init ... --nodes {file}, and give 'flower run' the same --ca"
+    )
     return 0
 
 
@@ -156,7 +166,10 @@ def _proxy(arguments: list[str]) -> int:
     parser.add_argument("folder", help="folder for nginx.conf and nginx's own files")
     parser.add_argument("--certs", required=True, help="folder made by 'equipoise flower certs'")
     parser.add_argument(
-        "--listen", default="9443", help="port, or address:port, for nodes (default: 9443)"
+        "--listen",
+        default=DEFAULT_LISTEN,
+        help="address:port where nodes connect: that of this machine, or 0.0.0.0:9443 for all of "
+        f"its addresses (default: {DEFAULT_LISTEN}, which only this machine reaches)",
     )
     parser.add_argument(
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
@@ -168,7 +181,7 @@ def _proxy(arguments: list[str]) -> int:
     file = proxy.write_nginx_config(
         Path(values.folder), values.listen, values.superlink, Path(values.certs)
     )
-    print(f"start it with: nginx -c {file.resolve()}")
+    print(f"start it with: nginx -c {file.resolve()} (it listens on {values.listen})")
     return 0
 
 
@@ -192,3 +205,24 @@ def _doctor(arguments: list[str]) -> int:
             file=sys.stderr if finding.verdict == "wrong" else sys.stdout,
         )
     return int(any(finding.verdict == "wrong" for finding in findings))
+
+
+def _dry_run(arguments: list[str]) -> int:
+    """Print what would leave a node."""
+    about = (
+        "Print exactly what would leave a node in a run: no server is contacted, and nothing is "
+        "kept."
+    )
+    parser = Parser("flower dry-run", about)
+    parser.add_argument("folder", help="the app's folder, as the server's operator sent it")
+    parser.add_argument("--data", default="", help="the node's data folder")
+    parser.add_argument("--client", type=int, default=0, help="the client's number (default: 0)")
+    parser.add_argument("--rules", help="the node's egress rules (node.toml)")
+    values = parser.parse(arguments)
+    from equipoise.flower.dry_run import describe_egress
+    from equipoise.flower.egress import NO_RULES, EgressRules
+
+    rules = EgressRules.load(Path(values.rules)) if values.rules else NO_RULES
+    for line in describe_egress(Path(values.folder), values.client, values.data, rules):
+        print(line)
+    return 0

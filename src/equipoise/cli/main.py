@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from equipoise import __version__
+from equipoise.cli.parser import expand_assignments
 from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.interrupt import command_process
+from equipoise.utils.plugins import own_code_place
 
 
 class Command(NamedTuple):
@@ -45,16 +48,26 @@ COMMANDS = {
     "resume": Command("run", "resume", "Continue a run or a comparison that was stopped."),
     "watch": Command("tools", "watch", "Follow a run or a comparison from another terminal."),
     "report": Command("tools", "report", "Write one HTML page about one run or several."),
-    "export": Command(
-        "tools", "export", "Write a model of a run as safetensors, ONNX or TorchScript."
+    "choose": Command(
+        "models",
+        "choose",
+        "Say which model each site should use, and train it on all rows.",
     ),
+    "evaluate": Command(
+        "models", "evaluate", "Score models on new rows, beside a constant and the site's own."
+    ),
+    "predict": Command("models", "predict", "Predict new rows of a table, site by site."),
+    "export": Command("models", "export", "Write a model as safetensors, ONNX or TorchScript."),
     "play": Command("tools", "play", "Play an episode of an agent of a run, and film it."),
-    "predict": Command("tools", "predict", "Predict new rows of a table with a model of a run."),
     "certify": Command(
         "tools", "certify", "Measure what a client or the server would gain by deviating alone."
     ),
     "data": Command("data", "data", "Describe the data of a task, client by client."),
+    "config": Command("config", "config", "Show the options of a run."),
+    "schema": Command("config", "schema", "Print the JSON schema of config files."),
     "list": Command("tools", "list_names", "List the methods, the tasks or the models."),
+    "studio": Command("studio", "studio", "Compare, decide and predict in your browser."),
+    "privacy": Command("privacy", "privacy", "Plan noise and epsilon of a private run."),
     "flower": Command("flower", "flower", "Deploy on real machines with Flower."),
 }
 """All commands by name, in the order of ``equipoise --help``."""
@@ -69,8 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if the command succeeded, 1 if it failed or was interrupted, 2 for bad
         usage.
+
+    Raises:
+        Exception: If there is a defect in Equipoise.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:  # this process is the command; otherwise it is a program that calls it
+        with command_process():
+            return main(sys.argv[1:])
+    arguments = list(arguments)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         print(_help())
@@ -78,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"equipoise {__version__}")
         return 0
+    if any("\0" in argument for argument in arguments):
+        return _fail("an argument has a NUL character: no path or value can contain one", 2)
     try:
         return _run_command(name, arguments[1:])
     except UsageError as error:
@@ -87,8 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has closed it
         return 1
     except (OSError, UnicodeError) as error:  # the disk or its content; saved files are intact
-        text = " ".join(str(error).split())
-        return _fail(f"{text} ({type(error).__name__}); nothing that was saved is lost", 1)
+        return _fail(
+            f"{_one_line(error)} ({type(error).__name__}); nothing that was saved is lost", 1
+        )
+    except Exception as error:
+        return _fail(*_explain(error))
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
@@ -97,8 +121,37 @@ def _run_command(name: str, arguments: list[str]) -> int:
         noun = "argument" if name.startswith("-") else "command"
         raise UsageError(f"unknown {noun} '{name}'{nearest(name, COMMANDS)}; see equipoise --help")
     command = COMMANDS[name]
+    arguments = expand_assignments(arguments)
     module = importlib.import_module(f"equipoise.cli.{command.module}")
     return int(getattr(module, command.function)(arguments))
+
+
+def _one_line(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split())
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Explain an error that no command foresaw: of the user's own code, or of numbers.
+
+    Args:
+        error: The error.
+
+    Returns:
+        One line, and the exit code.
+
+    Raises:
+        Exception: The error itself, if it is a defect of Equipoise; its traceback is of use.
+    """
+    what = f"{type(error).__name__}: {_one_line(error)}"
+    if place := own_code_place(error):
+        return f"{place}: {what} (in your own code, not in Equipoise)", 1
+    if isinstance(error, MemoryError) or "can't allocate memory" in what:  # NumPy, PyTorch
+        advice = "lower the number of clients, samples, epochs or processes"
+        return f"not enough memory ({what}): {advice}, or --client-memory-gib", 2
+    if isinstance(error, ArithmeticError | RecursionError):
+        return f"a number or nesting is out of range for this computation ({what})", 2
+    raise error
 
 
 def _fail(message: str, code: int) -> int:

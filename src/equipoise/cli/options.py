@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.cli.parser import Parser, Values
-from equipoise.config.parsing import parse
+from equipoise.config.schema import parse
 from equipoise.experiment.compare import suitable
 from equipoise.methods import all_methods, find_method
+from equipoise.records.run_dir import read_options_file
 from equipoise.settings.option_registry import (
     Option,
     OptionTable,
@@ -19,11 +20,11 @@ from equipoise.settings.option_registry import (
     resolve_names,
 )
 from equipoise.tasks import find_task
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 GROUP_TITLES = {
     "run": "run",
+    "deployment": "deployment (docs/deploy.md)",
     "timing": "simulated time (docs/clock.md)",
     "training": "local training",
     "privacy": "differential privacy (docs/privacy.md)",
@@ -66,11 +67,17 @@ def parse_run_options(
     return values, given_options(early, values, table)
 
 
-def early_options(arguments: Sequence[str]) -> Values:
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether the arguments ask for help."""
+    return any(text in HELP_FLAGS for text in arguments)
+
+
+def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values:
     """Read the options that decide which other options exist.
 
     Args:
         arguments: Arguments of the command.
+        data_task: Task of data without a task.
 
     Returns:
         The options of the config file, with ``method`` and ``task`` of the command line.
@@ -79,11 +86,12 @@ def early_options(arguments: Sequence[str]) -> Values:
         UsageError: If method or task is not a text.
     """
     parser = Parser(add_help=False)
-    for name in ("--method", "--task", "--config"):
+    for name in ("--method", "--task", "--data", "--config"):
         parser.add_argument(name)
     values, _ = parser.parse_known_args(arguments)
-    given = read_config(Path(values.config)) if values.config else {}
-    for name, default in (("method", "fedavg"), ("task", "synthetic")):
+    given = read_options_file(Path(values.config)) if values.config else {}
+    has_data = bool(values.data or given.get("data"))
+    for name, default in (("method", "fedavg"), ("task", data_task if has_data else "synthetic")):
         value = getattr(values, name) or given.get(name, default)
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}: must be text")
@@ -92,7 +100,11 @@ def early_options(arguments: Sequence[str]) -> Values:
 
 
 def add_options(
-    parser: Parser, table: OptionTable, early: Values, arguments: Sequence[str]
+    parser: Parser,
+    table: OptionTable,
+    early: Values,
+    arguments: Sequence[str],
+    shown_owners: Sequence[str] = (),
 ) -> None:
     """Add the options of a run to a parser, in groups by owner.
 
@@ -104,15 +116,16 @@ def add_options(
         table: Options of the run.
         early: Method and task, for the titles of the groups.
         arguments: Arguments of the command.
+        shown_owners: Owners whose options ``--help`` always shows.
     """
     parser.add_argument(
         "--help-all", action="help", help="show every option of the run, the method and the task"
     )
+    flags = {"method": ("--method",), "task": ("--task", "--data")}
     named_owners = [
-        owner
-        for owner in ("method", "task")
-        if any(text.startswith(f"--{owner}") for text in arguments)
+        owner for owner, names in flags.items() if any(t.startswith(names) for t in arguments)
     ]
+    named_owners += shown_owners
     show_all = "--help-all" in arguments
     groups = {
         owner: parser.add_argument_group(title.format_map(early))

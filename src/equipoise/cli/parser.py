@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from equipoise.config.schema import constraint_of, describe_default, option_types
 from equipoise.settings.resources import ResourceConfig
+from equipoise.utils.config_file import parse_assignment
 from equipoise.utils.errors import UsageError, nearest
 
 Values: TypeAlias = dict[str, Any]
@@ -101,8 +102,41 @@ def add_output(parser: Parser, default: str) -> None:
 
 
 def add_config(parser: Parser) -> None:
-    """Add ``--config``."""
-    parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
+    """Add ``--config`` and ``--set``."""
+    parser.add_argument(
+        "--config", help="YAML, TOML or JSON file with options, or the config.json of a run"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        metavar="NAME=VALUE",
+        help="set one option by its full name, such as method.mu=0.1; may be repeated",
+    )
+
+
+def expand_assignments(arguments: Sequence[str]) -> list[str]:
+    """Replace ``--set NAME=VALUE`` by the flag of the option.
+
+    Args:
+        arguments: Arguments of a command.
+
+    Returns:
+        Arguments in which ``--set method.mu=0.1`` is ``--method.mu=0.1``.
+
+    Raises:
+        UsageError: If an assignment is not of this form.
+    """
+    expanded: list[str] = []
+    rest = iter(arguments)
+    for text in rest:
+        if text != "--set" and not text.startswith("--set="):
+            expanded.append(text)
+            continue
+        name, value = parse_assignment(next(rest, "") if text == "--set" else text[len("--set=") :])
+        flag = name.replace("_", "-")
+        switches = {"true": f"--{flag}", "false": f"--no-{flag}"}
+        expanded.append(switches.get(value.lower(), f"--{flag}={value}"))
+    return expanded
 
 
 def add_log(parser: Parser) -> None:

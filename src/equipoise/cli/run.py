@@ -17,19 +17,23 @@ from equipoise.cli.parser import (
     resources_from,
 )
 from equipoise.experiment import runner
+from equipoise.experiment.compare import with_table_defaults
+from equipoise.experiment.decision import conclude, read_decision
+from equipoise.experiment.model_choice import choose_model
 from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.records.summary import Summary
-from equipoise.report import html, tables
+from equipoise.report import tables
+from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.ipc import WorkerLost
-from equipoise.utils.config_file import read_config
+from equipoise.tasks import AUTO_MODEL
 
 
 def run(arguments: list[str]) -> int:
@@ -47,12 +51,18 @@ def run(arguments: list[str]) -> int:
     add_output(parser, "runs/last")
     add_resources(parser)
     values, given = parse_run_options(parser, arguments)
-    settings = RunSettings.from_options(given)
+    settings = RunSettings.from_options(with_table_defaults(given))
     resources = resources_from(values)
     out = Path(values["out"])
     if is_worker_rank():
-        run_worker(settings, runner.build_task(settings), resources, out)
+        task = runner.build_task(settings)
+        settings = settings.with_chosen_noise(task.info.num_clients, is_simulation=True)
+        run_worker(settings, task, resources, out)
         return 0
+
+    if settings.run.model == AUTO_MODEL:
+        Folder(out).refuse(values["overwrite"])
+        settings = choose_model(settings, _print_notes(values["quiet"]), resources)
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.run(
@@ -65,7 +75,7 @@ def run(arguments: list[str]) -> int:
             resources=resources,
         )
 
-    rounds_done = len(Folder(out).records()) if values["resume"] else 0
+    rounds_done = Folder(out).count_rounds() if values["resume"] else 0
     trackers = RunTrackers(values["log"], out, rounds_done)
     return _train_with_progress(out, settings, values["quiet"], trackers, rounds_done, train)
 
@@ -91,17 +101,16 @@ def resume(arguments: list[str]) -> int:
     resources = resources_from(vars(values))
     out = Path(values.folder)
     folder = Folder(out)
-    if (out / "compare.json").is_file() and not folder.config.is_file():
+    if ComparisonFolder(out).begun() and not folder.has_config():
         return _resume_comparison(values.folder, values.log, values.quiet, resources)
-    folder.demand()
-    settings = RunSettings.from_options(read_config(folder.config))
+    settings = RunSettings.from_options(folder.read_config())
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.resume_run(
             out, on_round_end, on_message=_print_notes(values.quiet), resources=resources
         )
 
-    rounds_done = len(folder.records())
+    rounds_done = folder.count_rounds()
     trackers = RunTrackers(values.log, out, rounds_done)
     return _train_with_progress(out, settings, values.quiet, trackers, rounds_done, train)
 
@@ -155,7 +164,7 @@ def _train_with_progress(
             file=sys.stderr,
         )
         return 1
-    report = html.try_write_report(out)
+    report = conclude(out)
     if not quiet:
         _print_summary(title, summary, out, report)
     return 0
@@ -180,11 +189,16 @@ def _print_notes(quiet: bool) -> OnMessage | None:
 
 def _print_summary(title: str, summary: Summary, out: Path, report: str) -> None:
     """Print the scores of a finished run and where its files are."""
-    columns = tables.summary_columns(summary)
-    by_method = {summary.about.method: [summary]}
-    notes = tables.undefined_notes(by_method, columns)
     console = make_console()
-    print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
+    decision = read_decision(out)
+    if decision is None:
+        columns = tables.summary_columns(summary)
+        by_method = {summary.about.method: [summary]}
+        notes = tables.undefined_notes(by_method, columns)
+        print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
+    else:
+        print_decision(decision, console)
+        console.print(f"next: equipoise choose {out}", highlight=False)
     if summary.stopped:
         console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
     if summary.privacy:

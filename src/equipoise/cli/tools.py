@@ -1,4 +1,4 @@
-"""Commands for the results of runs: certify, export, list, play, predict, report and watch.
+"""Commands for the results of runs: certify, list, play, report and watch.
 
 Imports that load PyTorch are inside the functions: ``--help`` of these commands is quick.
 """
@@ -42,36 +42,7 @@ def certify(arguments: list[str]) -> int:
     with step_progress("other choices tried", values.quiet) as update:
         certificate = certify_run(folder, values.samples, on_progress=update)
     if not values.quiet:
-        print("\n".join([*describe(certificate), f"Added to {folder / 'summary.json'}."]))
-    return 0
-
-
-def export(arguments: list[str]) -> int:
-    """Write a model of a run in a format that other programs load.
-
-    Args:
-        arguments: Folder and options of the command.
-
-    Returns:
-        The exit code.
-    """
-    parser = Parser("export", "Write a model of a run in a format that other programs load.")
-    parser.add_argument("folder", help="the run's folder")
-    _add_client(parser)
-    parser.add_argument("--format", default="safetensors", help="safetensors, onnx or torchscript")
-    parser.add_argument("--out", help="the file (default: models/export-… in the run's folder)")
-    values = parser.parse(arguments)
-    from equipoise.experiment.export import export as export_model
-    from equipoise.experiment.model_card import read_card
-    from equipoise.records.run_dir import Folder
-
-    out = output_file(values.out) if values.out else None
-    folder = Folder(Path(values.folder))
-    client = None if values.client is None else folder.find_client(values.client)
-    file, gap = export_model(folder.path, client, values.format, out)
-    card = read_card(folder)
-    description = f"{card.in_words(client)}; " if card else ""
-    print(f"{file}: {description}predictions agree with the original within {gap:.1g}")
+        print("\n".join([*describe(certificate), f"Added to summary.json in {folder}."]))
     return 0
 
 
@@ -147,39 +118,6 @@ def play(arguments: list[str]) -> int:
     return 0
 
 
-def predict(arguments: list[str]) -> int:
-    """Predict new rows of a table with a model of a run.
-
-    Args:
-        arguments: Folder, file of rows and options of the command.
-
-    Returns:
-        The exit code.
-    """
-    parser = Parser("predict", "Predict for new rows of a table, by a model of a run.")
-    parser.add_argument("folder", help="the run's folder")
-    parser.add_argument(
-        "rows",
-        help="CSV or Parquet file with the columns of training, target aside; or recordings (.npz)",
-    )
-    _add_client(parser)
-    parser.add_argument(
-        "--out", default="predictions.csv", help="the file (default: predictions.csv)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
-    values = parser.parse(arguments)
-    from equipoise.experiment.predict import predict_file
-    from equipoise.records.run_dir import Folder
-
-    folder = Folder(Path(values.folder))
-    folder.demand()
-    out = Path(values.out)
-    client = None if values.client is None else folder.find_client(values.client)
-    count = predict_file(folder, Path(values.rows), client, out, values.overwrite)
-    print(f"{out}: {count} predictions")
-    return 0
-
-
 def report(arguments: list[str]) -> int:
     """Write one HTML page about one run or several.
 
@@ -236,10 +174,3 @@ def watch(arguments: list[str]) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # the run itself goes on
         watch_folder(Path(values.folder), values.every, make_console())
     return 0
-
-
-def _add_client(parser: Parser) -> None:
-    """Add ``--client``, which chooses between a personal and the global model."""
-    parser.add_argument(
-        "--client", help="whose personal model, by name or number (default: the global model)"
-    )

@@ -3,8 +3,7 @@
 Read `method.py` first: it names the hooks of a round in their order.
 """
 
-from equipoise.config.schedules import Schedule, Scheduled
-from equipoise.config.schema import Options, option
+from equipoise.config.schema import Options, Schedule, Scheduled, option
 from equipoise.core.client import Client, DeviceProfile
 from equipoise.core.client_selection import Pool, RoundFeedback, SelectionPolicy
 from equipoise.core.messages import (
@@ -30,7 +29,14 @@ from equipoise.core.method import (
 )
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
-from equipoise.core.task import SupervisedTask, Task, require_supervised
+from equipoise.core.task import (
+    ExperimentTask,
+    Preparation,
+    SupervisedTask,
+    Task,
+    TaskInfo,
+    require_supervised,
+)
 from equipoise.core.wrapper import DelegatingMethod, MethodWrapper
 from equipoise.utils.pytree import Params, State
 
@@ -43,6 +49,7 @@ __all__ = [
     "ClientUpdate",
     "DelegatingMethod",
     "DeviceProfile",
+    "ExperimentTask",
     "LocalHParams",
     "LocalTrainRequest",
     "Loss",
@@ -51,6 +58,7 @@ __all__ = [
     "Options",
     "Params",
     "Pool",
+    "Preparation",
     "ProximalTerm",
     "RngContext",
     "RoundFeedback",
@@ -63,6 +71,7 @@ __all__ = [
     "State",
     "SupervisedTask",
     "Task",
+    "TaskInfo",
     "TrainingConfig",
     "ValueRange",
     "equal_weights",

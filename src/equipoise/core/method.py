@@ -19,9 +19,15 @@ import torch
 from torch import Tensor
 
 from equipoise.config.schema import Options
-from equipoise.core.blocks import matching_blocks, require_blocks
 from equipoise.core.client import Client
-from equipoise.core.messages import ClientUpdate, LocalHParams, ServerMessage, TrainingConfig
+from equipoise.core.messages import (
+    ClientUpdate,
+    LocalHParams,
+    ServerMessage,
+    TrainingConfig,
+    matching_blocks,
+    require_blocks,
+)
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
 from equipoise.core.task import Task
@@ -64,7 +70,9 @@ class Capabilities:
             deadline can be met by deciding less.
         bounds_influence: The method itself bounds what one client can change, or its uploads carry
             noise that must not be rescaled: the runtime does not shrink them.
+        needs_server_data: The server evaluates models on rows of its own.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
+        uploads_vary: Uploads have other names or shapes in other rounds.
     """
 
     aggregates_by_sum: bool = False
@@ -73,7 +81,9 @@ class Capabilities:
     needs_same_round_replies: bool = False
     runs_trial_training: bool = False
     bounds_influence: bool = False
+    needs_server_data: bool = False
     learner_kind: str = "gradient"
+    uploads_vary: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,7 @@ class Method(Options):
     _overridden_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **more: Any) -> None:
+        """Find the hooks that a subclass overrides."""
         super().__init_subclass__(**more)
         deciding = [kind for kind in cls.__mro__ if not vars(kind).get("is_pass_through", False)]
         cls._overridden_hooks = frozenset(
@@ -128,20 +139,29 @@ class Method(Options):
         Raises:
             UsageError: If the combination is unsound; the message says why.
         """
-        require_blocks(task.blocks, self.default_shared_blocks, self.name)
-        if len(self.shared_blocks(task)) not in (0, len(task.blocks)):
+        require_blocks(task.info.blocks, self.default_shared_blocks, self.name)
+        if len(self.shared_blocks(task)) not in (0, len(task.info.blocks)):
             self.require_two_blocks(task)
 
     def require_two_blocks(self, task: Task) -> None:
         """Raise a UsageError if the task's model has no backbone or no head."""
-        if not (task.param_names("backbone") and task.param_names("head")):
+        if not (task.info.param_names("backbone") and task.info.param_names("head")):
             raise UsageError(
                 f"{self.name} treats backbone and head differently, but the model of task "
-                f"'{task.name}' is one layer: choose a deeper one (--model mlp)"
+                f"'{task.info.name}' is one layer: choose a deeper one (--model mlp)"
             )
 
-    def num_rounds(self, asked: int) -> int:
-        """Return the number of rounds of a run that asked for `asked` rounds."""
+    def warnings(self, task: Task, num_rounds: int) -> tuple[str, ...]:
+        """Return sentences about surprising but valid options, shown before the run starts."""
+        return ()
+
+    def num_rounds(self, asked: int, task: Options) -> int:
+        """Return the number of rounds of a run.
+
+        Args:
+            asked: The rounds that the user asked for.
+            task: Options of the task.
+        """
         return asked
 
     # ------------------------------------------------------------------ client: ONE client
@@ -172,7 +192,7 @@ class Method(Options):
         return client.hparams, client.state
 
     def allowed_hparams(
-        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Return the range of what `configure_training` may choose.
 
@@ -180,6 +200,7 @@ class Method(Options):
         overrides `configure_training` should override this, too: else anything is allowed.
 
         Args:
+            task: The task of the run.
             asked: Epochs and rate that the server proposed or configured, `[K]`.
             round: The round that asked, from 1.
             num_rounds: Rounds of the run.
@@ -232,7 +253,9 @@ class Method(Options):
         Returns:
             Client numbers in ascending order, drawn uniformly by the seed; and the server's state.
         """
-        ids = rng.cohort(server.seed, server.round, server.task.num_clients, server.participation)
+        ids = rng.cohort(
+            server.seed, server.round, server.task.info.num_clients, server.participation
+        )
         return torch.from_numpy(ids), server.state
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
@@ -246,7 +269,7 @@ class Method(Options):
             The message to all of them, and the server's state.
         """
         shared = self.shared_blocks(server.task)
-        sent_blocks = {block: block in shared for block in server.task.blocks}
+        sent_blocks = {block: block in shared for block in server.task.info.blocks}
         return ServerMessage(server.params, sent_blocks), server.state
 
     def aggregation_weights(
@@ -264,6 +287,18 @@ class Method(Options):
             server's state.
         """
         return weights_by_num_examples(server.task, ids), server.state
+
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Find updates that no honest client can send, beyond `report_ranges`.
+
+        Args:
+            sent: The global model that was sent.
+            updates: Uploads of K clients.
+
+        Returns:
+            Row of each such client in the stack, with the reason.
+        """
+        return {}
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
@@ -312,8 +347,8 @@ class Method(Options):
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
         """Train what decides at the server, such as agents, after the round's aggregation.
 
-        It is called once per round, after `aggregate`. What this round's weights depend on cannot be
-        learned here.
+        It is called once per round, after `aggregate`. What this round's weights depend on cannot
+        be learned here.
 
         Args:
             server: The server, with the new global model and the state that `aggregate` returned.
@@ -325,6 +360,10 @@ class Method(Options):
         """
         return server.state
 
+    def ends_after(self, server: Server) -> bool:
+        """Return whether the run ends after this round, which is then scored."""
+        return False
+
     def should_stop(self, server: Server) -> str | None:
         """Return the reason to end the run after this round, or None (decision 0)."""
         return None
@@ -333,16 +372,16 @@ class Method(Options):
 
     def shared_blocks(self, task: Task) -> tuple[str, ...]:
         """Return the blocks of the task's model that are sent and averaged."""
-        return matching_blocks(task.blocks, self.default_shared_blocks)
+        return matching_blocks(task.info.blocks, self.default_shared_blocks)
 
     def shared_param_names(self, task: Task) -> tuple[str, ...]:
         """Return the names of the parameters in the shared blocks."""
-        return tuple(name for block in self.shared_blocks(task) for name in task.blocks[block])
+        return tuple(name for block in self.shared_blocks(task) for name in task.info.blocks[block])
 
     def has_global(self, task: Task) -> bool:
         """Return whether the server's model is complete: all blocks with parameters are shared."""
         shared = self.shared_blocks(task)
-        return all(block in shared for block, names in task.blocks.items() if names)
+        return all(block in shared for block, names in task.info.blocks.items() if names)
 
 
 def merge_sent_blocks(client: Client) -> Params:
@@ -355,7 +394,7 @@ def merge_sent_blocks(client: Client) -> Params:
         A whole model.
     """
     merged: Params = {}
-    for block, names in client.task.blocks.items():
+    for block, names in client.task.info.blocks.items():
         sent = client.message.sent_blocks[block]
         for name in names:
             if not isinstance(sent, bool):

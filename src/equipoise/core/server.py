@@ -76,7 +76,7 @@ class Server:
         Returns:
             `new`, with the batch statistics of `mean`.
         """
-        statistics = self.task.batch_stat_names
+        statistics = self.task.info.batch_stat_names
         return {name: mean[name] if name in statistics else value for name, value in new.items()}
 
     def uniform(self, count: int, stream: int) -> Tensor:

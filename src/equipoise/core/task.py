@@ -1,18 +1,29 @@
-"""Base classes of tasks: the model, the data of every client, training and evaluation."""
+"""Base classes of tasks: the model, the data of every client, training and evaluation.
+
+`Task` is what methods and executors call, `TaskInfo` holds the facts about it. `ExperimentTask`
+adds what an experiment does before and after the training, `SupervisedTask` what labelled examples
+add.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from numpy.random import Generator
 from torch import Tensor, nn
 
 from equipoise.clock.devices import DEVICE_POPULATIONS, DevicePopulation
-from equipoise.core.blocks import matching_blocks
-from equipoise.core.messages import Blocks, LocalTrainRequest, RngContext, TrainingConfig
+from equipoise.core.messages import (
+    Blocks,
+    LocalTrainRequest,
+    RngContext,
+    TrainingConfig,
+    matching_blocks,
+)
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints, Params, State
 
@@ -20,12 +31,9 @@ if TYPE_CHECKING:
     from equipoise.core.method import Method
 
 
-class Task(ABC):
-    """A learning problem: a model, its blocks, and the data or environment of every client.
-
-    Methods with the suffix `_stack` handle K clients at once: tensors have a leading axis
-    `[K, ...]`.
-    """
+@dataclass(frozen=True)
+class TaskInfo:
+    """Facts about a task."""
 
     name: str
     """Name of the task, as on the command line."""
@@ -35,34 +43,58 @@ class Task(ABC):
     """Blocks of the model, each with the names of its parameters."""
     training: TrainingConfig
     """Default settings of local training."""
-    learner_kind: ClassVar[str] = "gradient"
+    learner_kind: str = "gradient"
     """What a method must train: `gradient` for models under SGD, or a kind of agent."""
-    device: torch.device = torch.device("cpu")
-    """Device of training and evaluation. Data rows and all other state stay in main memory."""
-    supports_fork: ClassVar[bool] = False
+    metric: str = "acc"
+    """Primary metric, used by tables and stopping rules."""
+    higher_is_better: bool = True
+    """Whether a larger value of the primary metric is better."""
+    target_kind: str = ""
+    """`classification`, `regression`, `survival` or `next-token`; empty without labels."""
+    client_names: tuple[str, ...] = ()
+    """Names of the clients by number. Empty if clients only have numbers."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes, in the order of the model's outputs."""
+    batch_stat_names: tuple[str, ...] = ()
+    """Parameters updated by batch statistics instead of gradients, such as running means."""
+    has_train_mode: bool = False
+    """Whether the network behaves differently in training: batch normalisation, dropout."""
+    supports_fork: bool = False
     """Whether worker processes may compute its clients."""
     stackable: bool = True
     """Whether many models can be computed in one batched operation."""
     executor_depends_on_model: bool = False
     """Whether the fastest executor depends on model and machine, so that it must be measured."""
-    batch_stat_names: tuple[str, ...] = ()
-    """Parameters updated by batch statistics instead of gradients, such as running means."""
-    has_train_mode: bool = False
-    """Whether the network behaves differently in training: batch normalisation, dropout."""
-    heldout_clients: Task | None = None
-    """Task of the clients that are held out of training."""
-    metric: str = "acc"
-    """Primary metric, used by tables and stopping rules."""
-    higher_is_better: bool = True
-    """Whether a larger value of the primary metric is better."""
-    client_names: tuple[str, ...] = ()
-    """Names of the clients by number. Empty if clients only have numbers."""
-    class_names: tuple[str, ...] = ()
-    """Names of the classes, in the order of the model's outputs."""
-    devices: DevicePopulation = DevicePopulation(DEVICE_POPULATIONS["default"], 0)
+    devices: DevicePopulation = field(
+        default_factory=lambda: DevicePopulation(DEVICE_POPULATIONS["default"], 0)
+    )
     """Simulated devices of the clients."""
-    bytes_before: tuple[int, int] = (0, 0)
-    """Bytes (up, down) that all clients exchanged before round 1 to prepare their data."""
+
+    def param_names(self, *blocks: str) -> tuple[str, ...]:
+        """List the parameters of some blocks.
+
+        Args:
+            *blocks: Roles (`backbone`, `head`) or names of blocks.
+
+        Returns:
+            Names of the parameters, in the order of the blocks.
+        """
+        return tuple(
+            name for block in matching_blocks(self.blocks, blocks) for name in self.blocks[block]
+        )
+
+
+class Task(ABC):
+    """A learning problem: a model and the data or environment of every client.
+
+    Methods with the suffix `_stack` handle K clients at once: tensors have a leading axis
+    `[K, ...]`.
+    """
+
+    info: TaskInfo
+    """Facts: name, clients, blocks, metric, devices."""
+    device: torch.device = torch.device("cpu")
+    """Device of training and evaluation. Data rows and all other state stay in main memory."""
 
     @abstractmethod
     def init_params(self, seed: int) -> Params:
@@ -80,18 +112,20 @@ class Task(ABC):
         """Frozen parameters: never trained, never communicated, and stored once by the task."""
         return {}
 
-    def param_names(self, *blocks: str) -> tuple[str, ...]:
-        """List the parameters of some blocks.
+    def init_data_state(self, ids: Tensor) -> State:
+        """Create the initial data states of clients.
 
         Args:
-            *blocks: Roles (`backbone`, `head`) or names of blocks.
+            ids: Client numbers, `[K]`.
 
         Returns:
-            Names of the parameters, in the order of the blocks.
+            States such as environments or replay buffers, `[K, ...]`. Empty for data sets.
         """
-        return tuple(
-            name for block in matching_blocks(self.blocks, blocks) for name in self.blocks[block]
-        )
+        return {}
+
+    def has_split(self, split: str) -> bool:
+        """Tell whether clients have a split. `val` may be disabled."""
+        return True
 
     @abstractmethod
     def num_examples(self, ids: Tensor) -> Tensor:
@@ -196,38 +230,6 @@ class Task(ABC):
             Tensors `[K]` by the name of the metric.
         """
 
-    def grad_sq_norm(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
-        """Compute the squared gradient norm of one client on the first batch of the round.
-
-        Args:
-            ids: Client number, a scalar tensor.
-            params: Model at which the gradient is taken.
-            rng: Seed and round, which determine the batch.
-
-        Returns:
-            A scalar tensor.
-
-        Raises:
-            NotImplementedError: If the task has no gradients.
-        """
-        raise NotImplementedError
-
-    def grad_sq_norm_stack(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
-        """Compute `grad_sq_norm` of K clients.
-
-        Args:
-            ids: Client numbers, `[K]`.
-            params: Models, `[K, ...]`.
-            rng: Seed and round, which determine the batches.
-
-        Returns:
-            Squared norms, `[K]`.
-
-        Raises:
-            NotImplementedError: If the task has no gradients.
-        """
-        raise NotImplementedError
-
     def evaluate_heads(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
         """Evaluate one client's model with each of several heads.
 
@@ -278,121 +280,6 @@ class Task(ABC):
             Tensors `[K]` by the name of the metric.
         """
 
-    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:  # noqa: B027 (simulations know them)
-        """Store the numbers of training examples that connected clients reported.
-
-        Args:
-            sizes: Number of training examples by client number.
-        """
-
-    def claim_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Let clients claim other numbers of training examples, in a simulated attack.
-
-        Args:
-            sizes: Number of training examples by client number.
-
-        Raises:
-            UsageError: If the task does not weigh clients by examples.
-        """
-        raise UsageError(f"task '{self.name}' has no sizes to lie about: choose another attack")
-
-    def init_data_state(self, ids: Tensor) -> State:
-        """Create the initial data states of clients.
-
-        Args:
-            ids: Client numbers, `[K]`.
-
-        Returns:
-            States such as environments or replay buffers, `[K, ...]`. Empty for data sets.
-        """
-        return {}
-
-    def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> Task:
-        """Return the task with a modified network. Empty arguments change nothing.
-
-        Args:
-            start: File with the initial weights.
-            adapter: Specification of low-rank adapters; the other weights are frozen.
-            blocks: Specification of the blocks.
-            seed: Seed of the adapters' initial weights.
-
-        Raises:
-            UsageError: If the task has no network.
-        """
-        raise UsageError(
-            f"task '{self.name}' has no network to shape: leave start, adapter and blocks empty"
-        )
-
-    def to(self, device: torch.device) -> Task:
-        """Return the same task, computed on another device.
-
-        Args:
-            device: Device of training and evaluation.
-
-        Raises:
-            UsageError: If the task only runs on the CPU.
-        """
-        raise UsageError(
-            f"task '{self.name}' is computed on the processor alone: leave device at auto"
-        )
-
-    def subset(self, ids: Ints) -> Task:
-        """Return the task of some of the clients, renumbered from 0.
-
-        Args:
-            ids: Client numbers, `[K]`.
-
-        Raises:
-            UsageError: If the task does not support it.
-        """
-        raise UsageError(f"task '{self.name}' cannot hold clients out: leave holdout_clients at 0")
-
-    def poisoned(self, how: str, liars: Ints) -> Task:
-        """Return the task in which some clients train on poisoned rows.
-
-        Args:
-            how: Name of the attack.
-            liars: Numbers of the attacking clients.
-
-        Raises:
-            UsageError: If the task has no rows.
-        """
-        raise UsageError(
-            f"task '{self.name}' has no rows to falsify: choose another attack than {how}"
-        )
-
-    def adaptation_scores(
-        self, method: Method, params: Params, seed: int
-    ) -> Mapping[str, Mapping[str, float]] | None:
-        """Evaluate how fast held-out clients adapt the global model.
-
-        Args:
-            method: Method of the run.
-            params: Final global model.
-            seed: Seed of the run.
-
-        Returns:
-            Scores by number of steps and metric, or None if clients train by epochs.
-        """
-        return None
-
-    def has_split(self, split: str) -> bool:
-        """Tell whether clients have a split. `val` may be disabled."""
-        return True
-
-    def with_primary_metric(self, name: str) -> Task:
-        """Return the task with another primary metric.
-
-        Args:
-            name: Name of the metric.
-
-        Raises:
-            UsageError: If the task does not have this metric.
-        """
-        raise UsageError(
-            f"metric is '{name}', but task '{self.name}' has '{self.metric}' alone: leave it out"
-        )
-
     def with_all_metrics(self) -> Task:
         """Return the task with all its metrics evaluated, including the expensive ones."""
         return self
@@ -408,22 +295,140 @@ class Task(ABC):
         """
         return scores["acc"], scores["loss"]
 
-    def summary(self, params: Params) -> State:
-        """Compute extra entries of the run summary from the final global model."""
-        return {}
+    def grad_sq_norm(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
+        """Compute the squared gradient norm of one client on the first batch of the round.
 
-    def preprocessing_json(self) -> str:
-        """Return the preprocessing of raw rows as JSON for the model folder; empty without any."""
-        return ""
+        Args:
+            ids: Client number, a scalar tensor.
+            params: Model at which the gradient is taken.
+            rng: Seed and round, which determine the batch.
 
-    def fingerprint(self) -> str:
-        """Return a fingerprint of the data, so that a run is never resumed on other data.
+        Returns:
+            A scalar tensor.
 
-        Empty if there is no data to compare.
+        Raises:
+            NotImplementedError: If the task has no gradients.
         """
-        return ""
+        raise NotImplementedError
 
-    def check_method(self, method: Method) -> None:  # noqa: B027 (most tasks serve any method)
+    def grad_sq_norm_stack(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
+        """Compute `grad_sq_norm` of K clients.
+
+        Args:
+            ids: Client numbers, `[K]`.
+            params: Models, `[K, ...]`.
+            rng: Seed and round, which determine the batches.
+
+        Returns:
+            Squared norms, `[K]`.
+
+        Raises:
+            NotImplementedError: If the task has no gradients.
+        """
+        raise NotImplementedError
+
+
+class FittedPreprocessor(Protocol):
+    """How raw rows become inputs of the model, with the statistics that it needs."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+
+    def to_json(self) -> str:
+        """Return the preprocessor as JSON."""
+
+
+class Preparation(NamedTuple):
+    """How the clients prepared their raw rows before round 1."""
+
+    preprocessor: FittedPreprocessor | None = None
+    """Preprocessing that made the rows from raw tables or recordings."""
+    upload_bytes: int = 0
+    """Bytes that all clients sent to agree on it."""
+    download_bytes: int = 0
+    """Bytes that all clients received."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the rows before training."""
+
+    def to_json(self) -> str:
+        """Return the preprocessing as JSON for the model folder; empty without any."""
+        return self.preprocessor.to_json() if self.preprocessor else ""
+
+
+class ExperimentTask(Task):
+    """A task with what an experiment does around the training: variants, checks, summaries."""
+
+    heldout_clients: ExperimentTask | None = None
+    """Task of the clients that are held out of training."""
+    preparation: Preparation = Preparation()
+    """How raw rows became inputs."""
+
+    def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> ExperimentTask:
+        """Return the task with a modified network. Empty arguments change nothing.
+
+        Args:
+            start: File with the initial weights.
+            adapter: Specification of low-rank adapters; the other weights are frozen.
+            blocks: Specification of the blocks.
+            seed: Seed of the adapters' initial weights.
+
+        Raises:
+            UsageError: If the task has no network.
+        """
+        raise UsageError(
+            f"task '{self.info.name}' has no network to shape: leave start, adapter and "
+            "blocks empty"
+        )
+
+    def to(self, device: torch.device) -> ExperimentTask:
+        """Return the same task, computed on another device.
+
+        Args:
+            device: Device of training and evaluation.
+
+        Raises:
+            UsageError: If the task only runs on the CPU.
+        """
+        raise UsageError(
+            f"task '{self.info.name}' is computed on the processor alone: leave device at auto"
+        )
+
+    def subset(self, ids: Ints) -> ExperimentTask:
+        """Return the task of some of the clients, renumbered from 0.
+
+        Args:
+            ids: Client numbers, `[K]`.
+
+        Raises:
+            UsageError: If the task does not support it.
+        """
+        raise UsageError(
+            f"task '{self.info.name}' cannot hold clients out: leave holdout_clients at 0"
+        )
+
+    def with_primary_metric(self, name: str) -> ExperimentTask:
+        """Return the task with another primary metric.
+
+        Args:
+            name: Name of the metric.
+
+        Raises:
+            UsageError: If the task does not have this metric.
+        """
+        raise UsageError(
+            f"metric is '{name}', but task '{self.info.name}' has '{self.info.metric}' alone: "
+            "leave it out"
+        )
+
+    def check(self) -> None:
+        """Check the data before any work starts.
+
+        Raises:
+            UsageError: If the data cannot be used.
+        """
+
+    def check_method(self, method: Method) -> None:
         """Check, before any work starts, that a method works on this task.
 
         Args:
@@ -433,30 +438,42 @@ class Task(ABC):
             UsageError: If it does not.
         """
 
-    def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
-        """Check the data before any work starts.
-
-        Raises:
-            UsageError: If the data cannot be used.
-        """
-
     def warnings(self) -> tuple[str, ...]:
         """Return sentences about surprising but valid settings, shown before the run starts."""
         return ()
 
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the data, so that a run is never resumed on other data.
 
-class SupervisedTask(Task):
+        Empty if there is no data to compare.
+        """
+        return ""
+
+    def summary(self, params: Params) -> State:
+        """Compute extra entries of the run summary from the final global model."""
+        return {}
+
+
+class SupervisedTask(ExperimentTask):
     """Interface of tasks with labelled examples: outputs, losses per example, label counts."""
 
-    supports_fork: ClassVar[bool] = True
-    target_kind: str = "classification"
-    """Kind of target: `classification`, `regression`, `survival` or `next-token`."""
     module: nn.Module
     """The network. Its parameters are replaced by those of a client's model."""
 
     @abstractmethod
     def example_inputs(self, count: int) -> Tensor:
         """Return `count` prepared test examples of the server, `[count, ...]`."""
+
+    def claim_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Let clients claim other numbers of training examples, in a simulated attack.
+
+        Args:
+            sizes: Number of training examples by client number.
+
+        Raises:
+            UsageError: If the task counts no rows.
+        """
+        raise UsageError("this task has no sizes to lie about: choose another attack")
 
     @abstractmethod
     def num_server_rows(self, split: str) -> int:
@@ -531,7 +548,7 @@ def require_supervised(method: Method, task: Task) -> SupervisedTask:
     """
     if not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"{method.name} needs labelled samples, and task '{task.name}' has none: "
+            f"{method.name} needs labelled samples, and task '{task.info.name}' has none: "
             "choose another method"
         )
     return task

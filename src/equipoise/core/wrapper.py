@@ -11,6 +11,7 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
+from equipoise.config.schema import Options
 from equipoise.core.client import Client
 from equipoise.core.messages import ClientUpdate, LocalHParams, ServerMessage, TrainingConfig
 from equipoise.core.method import Capabilities, Method
@@ -49,6 +50,7 @@ class DelegatingMethod(Method):
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        """The ranges of the inner method."""
         return self.inner.report_ranges
 
     def check(self, task: Task, training: TrainingConfig) -> None:
@@ -70,10 +72,10 @@ class DelegatingMethod(Method):
         return self._delegate(client, self.inner.configure_training)
 
     def allowed_hparams(
-        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Delegate to the inner method."""
-        return self.inner.allowed_hparams(asked, round, num_rounds, server_chose)
+        return self.inner.allowed_hparams(task, asked, round, num_rounds, server_chose)
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Delegate to the inner method."""
@@ -135,9 +137,17 @@ class DelegatingMethod(Method):
         state = self.inner.learn(server.scoped("base"), ids, updates)
         return {**server.state, "base": state}
 
-    def num_rounds(self, asked: int) -> int:
+    def ends_after(self, server: Server) -> bool:
+        """Forward to the inner method."""
+        return self.inner.ends_after(server.scoped("base"))
+
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Forward to the inner method."""
+        return self.inner.check_updates(sent, updates)
+
+    def num_rounds(self, asked: int, task: Options) -> int:
         """Return the number of rounds that the inner method plans."""
-        return self.inner.num_rounds(asked)
+        return self.inner.num_rounds(asked, task)
 
     def should_stop(self, server: Server) -> str | None:
         """Delegate to the inner method."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record
 
@@ -25,6 +26,26 @@ SPLITS = ("train", "val", "test")
 Kind = Literal["classification", "regression", "survival", "next-token"]
 KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "next-token")
 """Kinds of target that a column of a table can be."""
+
+
+class InputTransform(Record, frozen=True):
+    """Use stored numbers as they are."""
+
+    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a transformed sample, given the shape of a stored one."""
+        return stored
+
+    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Convert stored rows to model inputs.
+
+        Args:
+            x: Stored rows ``[..., *stored]``.
+            dtype: Floating-point type of the model.
+
+        Returns:
+            Model inputs ``[..., *output_shape]``.
+        """
+        return x.to(dtype)
 
 
 class Target(Record, frozen=True):
@@ -140,6 +161,8 @@ class ClientData(ABC):
         names: Names of the clients; empty if they only have numbers.
         shape: Shape of one transformed sample.
         transform: How stored rows become model inputs.
+        row_ids: For each split, which of the user's rows each row is. A row has the same id in
+            every split by another seed. Empty if the rows have no identity.
     """
 
     clients: int
@@ -147,6 +170,7 @@ class ClientData(ABC):
     names: tuple[str, ...] = ()
     shape: tuple[int, ...]
     transform: InputTransform = InputTransform()
+    row_ids: Mapping[str, Ints] = MappingProxyType({})
 
     @property
     def target(self) -> Target:
@@ -273,6 +297,7 @@ class DelegatingData(ClientData):
         self.names = whole.names
         self.shape = whole.shape
         self.transform = whole.transform
+        self.row_ids = whole.row_ids
 
     @property
     def target(self) -> Target:

@@ -42,6 +42,7 @@ class PoisonedData(DelegatingData):
                 "another attack"
             )
         super().__init__(inner)
+        self.attack = attack
         whole = inner.split(np.arange(inner.clients), "train")
         x = whole.x.clone()
         y = whole.y.clone()

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.utils import io
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -104,8 +104,7 @@ def import_extra(module: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
-            f"{purpose} needs {module.partition('.')[0]}: pip install 'equipoise[data]' "
-            "(in a clone: pip install -e '.[data]')"
+            f"{purpose} needs {module.partition('.')[0]}: {install_hint('data')}"
         ) from error
 
 

@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.config.schema import Options, option
-from equipoise.data.federated_dataset import SPLITS, AnyArray, Federation, Ints, Target
+from equipoise.data.federated_dataset import (
+    SPLITS,
+    AnyArray,
+    Federation,
+    InputTransform,
+    Ints,
+    Target,
+)
 from equipoise.data.partition import Partition, natural
-from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
+from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.utils.errors import UsageError
 
 Rows = tuple[AnyArray, AnyArray]
@@ -60,12 +67,19 @@ def client_splits(sizes: Ints, config: Shares) -> dict[str, Ints]:
         config: Shares of the splits.
 
     Returns:
-        Rows ``[K]`` of ``train``, ``val`` (if there is a validation share) and ``test``.
+        Rows ``[K]`` of ``train``, and of ``val`` and ``test`` if their shares are not 0.
 
     Raises:
         UsageError: If a client has too few rows for its splits.
     """
-    test = np.maximum(1, np.rint(config.test_share * sizes).astype(np.int64))
+    test = np.zeros_like(sizes)
+    if config.test_share:
+        test = np.maximum(1, np.rint(config.test_share * sizes).astype(np.int64))
+    return _sizes_beside_test(sizes, test, config)
+
+
+def _sizes_beside_test(sizes: Ints, test: Ints, config: Shares) -> dict[str, Ints]:
+    """Divide the rows that are not tested into training and validation rows ``[K]`` each."""
     val = np.zeros_like(sizes)
     if config.val_share:
         val = np.maximum(1, np.rint(config.val_share * (sizes - test)).astype(np.int64))
@@ -75,9 +89,8 @@ def client_splits(sizes: Ints, config: Shares) -> dict[str, Ints]:
         raise UsageError(
             f"client {client} has {sizes[client]} rows: too few for its splits, raise min_rows"
         )
-    if not config.val_share:
-        return {"train": train, "test": test}
-    return {"train": train, "val": val, "test": test}
+    found = {"train": train, "val": val, "test": test}
+    return {name: count for name, count in found.items() if name == "train" or count.any()}
 
 
 def split_rows(partition: Partition, config: Shares) -> dict[str, Partition]:
@@ -107,7 +120,7 @@ def cut_rows(partition: Partition, cuts: Mapping[str, Ints]) -> dict[str, Partit
 def federate(
     data: Rows,
     splits: Mapping[str, Partition],
-    server: Rows,
+    server: Rows | None,
     config: Shares,
     classes: int,
     transform: InputTransform,
@@ -119,7 +132,8 @@ def federate(
     Args:
         data: Inputs and targets of all clients' rows.
         splits: Partition of each split.
-        server: Inputs and targets of the server's rows.
+        server: Inputs and targets of the server's rows. None if it has none: the global model is
+            then scored on the rows of all clients together.
         config: Shares of the splits.
         classes: Number of model outputs.
         transform: How stored rows become model inputs.
@@ -134,7 +148,14 @@ def federate(
         name: (torch.from_numpy(x[part.rows]), _to_target(y[part.rows]), part.sizes)
         for name, part in splits.items()
     }
-    server_rows = split_server(server, config, rng)
+    if server is None:
+        train = client_rows["train"][:2]
+        server_rows = {
+            "public": client_rows["val"][:2] if "val" in client_rows else train,
+            "test": client_rows["test"][:2] if "test" in client_rows else train,
+        }
+    else:
+        server_rows = split_server(server, config, rng)
     return Federation(client_rows, server_rows, classes, transform, target)
 
 
@@ -170,12 +191,40 @@ def _to_target(y: AnyArray) -> Tensor:
 class UserRowShares(Shares):
     """Shares of the splits where the clients exist already."""
 
-    server_share: float = option(
-        0.1,
-        "share of each client's rows for the server's sets, if the server has none",
-        above=0,
+    test_share: float = option(
+        0.3,
+        "share of a client's rows kept for its test; 0 trains on all rows and scores nothing",
+        low=0,
         below=1,
     )
+    folds: int = option(
+        0,
+        "cross-validation: cut each client's rows into so many parts, one of which is its test; "
+        "'compare' runs all of them; 0 for a random test share",
+        low=0,
+    )
+    fold: int = option(0, "which of the folds is the test, from 0 on", low=0)
+    server_rows: str = option(
+        "auto",
+        "whether the server takes rows of the clients, if it has none; auto: if a method needs "
+        "them; without them the global model is scored on the clients' own rows",
+        choices=("auto", "always", "never"),
+    )
+    server_share: float = option(
+        0.1, "share of each client's rows that the server takes, if it takes any", above=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse folds that do not exist.
+
+        Raises:
+            UsageError: If there are too few folds, or the number of the fold is too large.
+        """
+        super().__post_init__()
+        if self.folds == 1 or (self.folds and self.fold >= self.folds):
+            raise UsageError(
+                f"fold is {self.fold} of {self.folds} folds: give at least 2 folds, numbered from 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -231,10 +280,13 @@ class UserRows:
         """Build the federation from rows that are assigned already."""
         rows = (self.x, self.y)
         holdout = assignment.server_holdout
-        server = self.server or (self.x[holdout], self.y[holdout])
+        server = self.server
+        if server is None and len(holdout):
+            server = (self.x[holdout], self.y[holdout])
         splits = assignment.splits
         data = federate(rows, splits, server, config, self.num_outputs, form, rng, self.target)
         data.names = tuple(self.names)
+        data.row_ids = {name: part.rows for name, part in splits.items()}
         return data
 
 
@@ -272,9 +324,14 @@ def assign_rows(
     shuffled = rng.permutation(len(owner))
     parts = Partition(shuffled[natural(owner[shuffled]).rows], sizes)
     holdout = np.zeros(0, np.int64)
-    if fixed_splits is None:
+    needs_holdout = needs_holdout and config.server_rows != "never"
+    if fixed_splits is not None and config.folds:
+        raise UsageError("folds and a split column exclude each other: leave one out")
+    if fixed_splits is None or not config.test_share:
         if needs_holdout:
             parts, holdout = _take_holdout(parts, config.server_share)
+        if config.folds:
+            return RowAssignment(_fold_splits(parts, config, names), holdout)
         return RowAssignment(split_rows(parts, config), holdout)
     splits = {name: _select(parts, owner, fixed_splits == i) for i, name in enumerate(SPLITS)}
     if needs_holdout:
@@ -286,6 +343,30 @@ def assign_rows(
             num_val = np.maximum(1, np.rint(config.val_share * num_train).astype(np.int64))
             splits |= cut_rows(splits["train"], {"train": num_train - num_val, "val": num_val})
     return RowAssignment({name: splits[name] for name in SPLITS if name in splits}, holdout)
+
+
+def _fold_splits(
+    parts: Partition, config: UserRowShares, names: Sequence[str]
+) -> dict[str, Partition]:
+    """Split each client's rows, one fold of which is its test.
+
+    Over all folds, every row is in the test exactly once.
+    """
+    sizes = parts.sizes
+    if (sizes < config.folds + 1).any():
+        client = int(np.argmin(sizes))
+        name = f"'{names[client]}'" if names else client
+        raise UsageError(
+            f"client {name} has {sizes[client]} rows: too few for {config.folds} folds"
+        )
+    low = sizes * config.fold // config.folds
+    high = sizes * (config.fold + 1) // config.folds
+    rows = []
+    for k, start in enumerate(np.cumsum(sizes) - sizes):
+        own = parts.rows[start : start + sizes[k]]
+        rows += [own[: low[k]], own[high[k] :], own[low[k] : high[k]]]  # the test comes last
+    ordered = Partition(np.concatenate(rows), sizes)
+    return cut_rows(ordered, _sizes_beside_test(sizes, high - low, config))
 
 
 def _select(parts: Partition, owner: Ints, is_selected: NDArray[np.bool_]) -> Partition:

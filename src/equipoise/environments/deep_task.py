@@ -8,14 +8,11 @@ moments are the client's data state: they stay with the client, and episodes con
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.core import (
     DelegatingMethod,
@@ -25,6 +22,7 @@ from equipoise.core import (
     Params,
     RngContext,
     State,
+    TaskInfo,
     TrainingConfig,
     option,
 )
@@ -44,6 +42,7 @@ from equipoise.environments.sac_agent import ActorCritic
 from equipoise.environments.vec_env import PhysicsVecEnv, VecEnv
 from equipoise.utils import rng as streams
 from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import map_leaves
 
 MODELS = ("mlp", "embedded")
 DISCRETE_TAU = 0.05
@@ -155,9 +154,6 @@ class DeepRLTask(RLTask):
     The score `return` is the mean undiscounted return of the greedy policy over fixed episodes.
     """
 
-    learner_kind: ClassVar[str] = "deep"
-    metric = "return"
-
     def __init__(
         self,
         name: str,
@@ -181,15 +177,19 @@ class DeepRLTask(RLTask):
             dtype: Type of the parameters.
             net: The architecture, if it is already known.
         """
-        self.name = name
         self.env = env
         self.config = config
-        self.training = training
         self.seed = seed
         self.dtype = dtype
-        self.num_clients = config.agents
         self.net = net or _build_net(env, model, config)
-        self.blocks = self.net.blocks
+        self.info = TaskInfo(
+            name,
+            config.agents,
+            self.net.blocks,
+            training,
+            learner_kind="deep",
+            metric="return",
+        )
 
     def subset(self, ids: Ints) -> DeepRLTask:
         """Return the task with these agents alone and networks of the same size."""
@@ -197,7 +197,7 @@ class DeepRLTask(RLTask):
         config = replace(self.config, agents=len(ids), heterogeneity=values)
         env = self.env.subset(ids)
         return DeepRLTask(
-            self.name, env, config, "", self.training, self.seed, self.dtype, self.net
+            self.info.name, env, config, "", self.info.training, self.seed, self.dtype, self.net
         )
 
     def hparams(self, batch_size: int) -> dqn_agent.AgentHParams:
@@ -227,18 +227,9 @@ class DeepRLTask(RLTask):
 
     def init_data_state(self, ids: Tensor) -> State:
         """Return the state of agents that have not acted."""
-        hparams = self.hparams(self.training.batch_size)
+        hparams = self.hparams(self.info.training.batch_size)
         state = dqn_agent.init_state(self.net, hparams, len(ids), self.dtype)
         return {**state, "env": self.env.init_state(ids, self.config.parallel, self.seed)}
-
-    def adaptation_scores(
-        self, method: Method, params: Params, seed: int
-    ) -> Mapping[str, Mapping[str, float]]:
-        """Evaluate held-out agents before and after they adapt."""
-        from equipoise.environments.heldout import heldout_returns
-
-        assert isinstance(self.heldout_clients, DeepRLTask)
-        return heldout_returns(self, self.heldout_clients, method, params, seed)
 
     def check_method(self, method: Method) -> None:
         """Refuse methods that train by a loss of their own: agents learn by temporal differences.
@@ -251,15 +242,16 @@ class DeepRLTask(RLTask):
             method.overridden_hooks & {"train", "configure_training", "personal_model"}
             or "receive" in inner.overridden_hooks
         )
-        if trains_itself and method.capabilities.learner_kind != self.learner_kind:
+        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
             raise UsageError(
-                f"{method.name} trains in its own way, and agents of task '{self.name}' learn by "
+                f"{method.name} trains in its own way, and agents of task '{self.info.name}' "
+                "learn by "
                 f"temporal differences: choose {', '.join(DEEP_METHODS)}"
             )
 
     def warnings(self) -> tuple[str, ...]:
         """Return what a user should know about these episodes."""
-        steps = self.training.epochs
+        steps = self.info.training.epochs
         limit = self.env.max_episode_steps
         messages = []
         if steps < limit:
@@ -293,7 +285,7 @@ class DeepRLTask(RLTask):
         """
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
-                f"agents of task '{self.name}' learn by temporal differences, "
+                f"agents of task '{self.info.name}' learn by temporal differences, "
                 "not by a loss of a method"
             )
         counts = sorted(set(request.epochs.tolist()))
@@ -327,8 +319,8 @@ class DeepRLTask(RLTask):
         head_steps = EVERY_STEP
         if "head_steps" in request.aux:
             head_steps = int(request.aux["head_steps"][0])
-        backbone = self.blocks["backbone"][0] in request.trainable
-        head = self.blocks["head"][0] in request.trainable
+        backbone = self.info.blocks["backbone"][0] in request.trainable
+        head = self.info.blocks["head"][0] in request.trainable
         return BlockSchedule(lr, body_lr, head_steps, (backbone, head))
 
     def _fit_groups(
@@ -351,11 +343,11 @@ class DeepRLTask(RLTask):
                 lr=request.lr[rows],
                 aux={name: value[rows] for name, value in request.aux.items()},
             )
-            state = pytree.tree_map(lambda value, rows=rows: value[rows], data_state)
+            state = map_leaves(lambda value, rows=rows: value[rows], data_state)
             trained, _, new_state = self.fit_stack(ids[rows], part, state, rng)
             for name, value in trained.items():
                 params[name] = params[name].index_copy(0, rows, value)
-            after = pytree.tree_map(
+            after = map_leaves(
                 lambda old, new, rows=rows: old.index_copy(0, rows, new), after, new_state
             )
         return params, {}, after
@@ -371,9 +363,9 @@ class DeepRLTask(RLTask):
     def evaluate_server(self, stack: Params, split: str) -> Params:
         """Return the mean return of each model ``[M, ...]`` over all agents' environments."""
         models = len(stack["w1"])
-        ids = torch.arange(self.num_clients).repeat(models)
+        ids = torch.arange(self.info.num_clients).repeat(models)
         repeated = {
-            name: value.repeat_interleave(self.num_clients, 0) for name, value in stack.items()
+            name: value.repeat_interleave(self.info.num_clients, 0) for name, value in stack.items()
         }
         episodes = self.config.episodes if split == "test" else self.config.val_episodes
         returns = vec_env.episode_returns(

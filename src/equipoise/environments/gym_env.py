@@ -27,7 +27,7 @@ from equipoise.core import State
 from equipoise.environments.heterogeneity import AgentInterface, Bools, Floats, Ints, Obs
 from equipoise.environments.obs_encoding import ObsEncoder
 from equipoise.environments.vec_env import StepResult, VecEnv, VecEnvState
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 DEFAULT_MAX_EPISODE_STEPS = 1000  # for environments that Gymnasium does not truncate
 # Each purpose has its own environments, so that evaluation does not interrupt training episodes.
@@ -82,7 +82,7 @@ def env_factories(env_id: str, env_kwargs: Sequence[dict[str, Any]]) -> list[Cal
         UsageError: If Gymnasium is not installed or an environment cannot be made.
     """
     if importlib.util.find_spec("gymnasium") is None:
-        raise UsageError("this task needs Gymnasium: pip install 'equipoise[rl]'")
+        raise UsageError(f"this task needs Gymnasium: {install_hint('rl')}")
     if not env_id:
         raise UsageError(
             "task gym needs --env-id, such as LunarLander-v3, or your own as file.py:Class"

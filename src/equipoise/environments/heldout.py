@@ -22,7 +22,7 @@ LEARNING_STARTS = 200  # environment steps of an agent before it learns
 
 def heldout_returns(
     task: DeepRLTask, heldout: DeepRLTask, method: Method, params: Params, seed: int
-) -> dict[str, dict[str, float]]:
+) -> dict[int, dict[str, float]]:
     """Evaluate held-out agents before and after they adapt.
 
     Args:
@@ -36,12 +36,12 @@ def heldout_returns(
         Mean return and its standard deviation over agents, by environment steps.
     """
     start = {
-        name: value.expand(heldout.num_clients, *value.shape) for name, value in params.items()
+        name: value.expand(heldout.info.num_clients, *value.shape) for name, value in params.items()
     }
     blocks = trainable_blocks(method, task)
     returns = adapt(heldout, heldout.env, start, EVAL_STEPS, blocks, LEARNING_STARTS, seed)
     return {
-        str(steps): {task.metric: float(scores.mean()), "std": float(scores.std())}
+        steps: {task.info.metric: float(scores.mean()), "std": float(scores.std())}
         for steps, scores in zip((0, *EVAL_STEPS), returns.mean(2), strict=True)
     }
 
@@ -53,7 +53,7 @@ def trainable_blocks(method: Method, task: Task) -> tuple[bool, bool]:
     Otherwise both learn.
     """
     shared = set(method.shared_param_names(task))
-    backbone, head = (bool(shared & set(task.blocks[block])) for block in ("backbone", "head"))
+    backbone, head = (bool(shared & set(task.info.blocks[block])) for block in ("backbone", "head"))
     return (True, True) if backbone == head else (not backbone, not head)
 
 
@@ -81,7 +81,7 @@ def adapt(
         Returns ``[1 + len(eval_steps), K, episodes]``, at the start and after each of `eval_steps`.
     """
     count = len(start["w1"])
-    hparams = replace(task.hparams(task.training.batch_size), learning_starts=learning_starts)
+    hparams = replace(task.hparams(task.info.training.batch_size), learning_starts=learning_starts)
     ids = torch.arange(count)
     stream_ids = ids.numpy() + HELDOUT_ID_OFFSET
     if task.net.embedding:  # it starts at each agent's own draw, as in training
@@ -93,7 +93,7 @@ def adapt(
         **dqn_agent.init_state(task.net, hparams, count, task.dtype),
         "env": env.init_state(ids, hparams.num_envs, seed),
     }
-    rate = torch.full((count, 1), task.training.lr, dtype=task.dtype)
+    rate = torch.full((count, 1), task.info.training.lr, dtype=task.dtype)
     schedule = BlockSchedule(rate, rate, trainable=trainable)
     noise_dim = dqn_agent.noise_dim_per_step(task.net, hparams, env)
     taken = 0

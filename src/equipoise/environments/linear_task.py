@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from equipoise.core import (
     LocalTrainRequest,
-    Method,
     Options,
     Params,
     RngContext,
     State,
+    TaskInfo,
     TrainingConfig,
     option,
 )
@@ -57,9 +56,7 @@ class LinearTask(RLTask):
     Numba is optional: `linear_mdp` is imported only where it is used.
     """
 
-    learner_kind: ClassVar[str] = "linear"
-    metric = "error"
-    higher_is_better = False
+    suggested_method = "pfedtd-rep"
 
     def __init__(
         self,
@@ -82,13 +79,18 @@ class LinearTask(RLTask):
         """
         from equipoise.environments.linear_mdp import LinearProblem
 
-        self.name = name
         self.config = config
         self.model = model
-        self.training = training
         self.seed = seed
-        self.num_clients = len(mdps)
-        self.blocks = {"backbone": ("phi",), "head": ("theta",)}
+        self.info = TaskInfo(
+            name,
+            len(mdps),
+            {"backbone": ("phi",), "head": ("theta",)},
+            training,
+            learner_kind="linear",
+            metric="error",
+            higher_is_better=False,
+        )
         self.problem = LinearProblem(mdps, config.rank, config.epsilon)
 
     def init_params(self, seed: int) -> Params:
@@ -106,18 +108,6 @@ class LinearTask(RLTask):
             "sq_td_error": torch.zeros(len(ids), dtype=torch.float64),
         }
 
-    def check_method(self, method: Method) -> None:
-        """Refuse methods that train by a loss: linear agents have none.
-
-        Raises:
-            UsageError: If the method does not suit.
-        """
-        trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.learner_kind:
-            raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep"
-            )
-
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
@@ -130,7 +120,7 @@ class LinearTask(RLTask):
 
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
-                f"task '{self.name}' has no loss: choose a method without one of its own"
+                f"task '{self.info.name}' has no loss: choose a method without one of its own"
             )
         tabular_q.set_num_threads(torch.get_num_threads())
         phi = request.params["phi"].contiguous().clone()
@@ -182,11 +172,11 @@ class LinearTask(RLTask):
 
     def evaluate_server(self, stack: Params, split: str) -> Params:
         """Return the mean scores of each model ``[M, ...]`` over all agents."""
-        ids = torch.arange(self.num_clients)
+        ids = torch.arange(self.info.num_clients)
         rows = []
         for k in range(len(stack["phi"])):
             repeated = {
-                name: value[k].expand(self.num_clients, *value.shape[1:])
+                name: value[k].expand(self.info.num_clients, *value.shape[1:])
                 for name, value in stack.items()
             }
             rows.append(self.evaluate_stack(ids, repeated, split))

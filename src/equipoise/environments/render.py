@@ -21,7 +21,7 @@ from equipoise.environments.deep_task import DeepRLTask
 from equipoise.environments.gym_env import EVALUATION, GymEnvState, GymVecEnv
 from equipoise.environments.heterogeneity import BodyParams, Floats
 from equipoise.environments.vec_env import PhysicsVecEnv, VecEnvState
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 WIDTH = 320
 HEIGHT = 200
@@ -207,4 +207,4 @@ def check_video_path(file: Path) -> None:
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise UsageError("a video needs Pillow: pip install 'equipoise[data]'") from error
+        raise UsageError(f"a video needs Pillow: {install_hint('data')}") from error

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.utils import rng as streams
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 Floats = npt.NDArray[np.float64]
 DEFAULT_GAMMA = 0.9
@@ -285,9 +285,7 @@ def gymnasium_mdp(name: str, gamma: float = DEFAULT_GAMMA, **options: Any) -> Ta
     try:
         import gymnasium
     except ImportError:
-        raise UsageError(
-            f"{name} needs Gymnasium; install it with: pip install 'equipoise[rl]'."
-        ) from None
+        raise UsageError(f"{name} needs Gymnasium: {install_hint('rl')}") from None
     env: Any = gymnasium.make(_newest_version(gymnasium, TOY_TEXT[name]), **options).unwrapped
     states = len(env.P)
     actions = len(env.P[0])

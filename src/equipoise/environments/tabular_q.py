@@ -17,16 +17,14 @@ import numpy.typing as npt
 
 from equipoise.environments.tabular_mdp import Floats, TabularMDP
 from equipoise.utils import rng
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 try:
     import numba
 
     import equipoise.environments.tabular_kernels as _kernels
 except ImportError:
-    raise UsageError(
-        "Federated Q-learning needs Numba; install it with: pip install 'equipoise[rl]'."
-    ) from None
+    raise UsageError(f"Federated Q-learning needs Numba: {install_hint('rl')}") from None
 
 kernels: Any = _kernels  # Numba's functions have no signatures that a type checker could read
 Ints = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from equipoise.core import (
     LocalTrainRequest,
-    Method,
     Options,
     Params,
     RngContext,
     State,
+    TaskInfo,
     TrainingConfig,
     option,
 )
@@ -34,7 +34,7 @@ from equipoise.environments.tabular_mdp import (
     make_mdp,
     perturb,
 )
-from equipoise.environments.theory import coverage, occupancy
+from equipoise.environments.theory import Coverage, coverage, occupancy
 from equipoise.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class TabularTask(RLTask):
     Numba is optional: `tabular_q` is imported only where it is used.
     """
 
-    learner_kind: ClassVar[str] = "tabular"
-    metric = "error"
-    higher_is_better = False
+    suggested_method = "fedasynq-im"
 
     def __init__(
         self, name: str, mdp: TabularMDP, config: TabularConfig, training: TrainingConfig, seed: int
@@ -90,36 +88,39 @@ class TabularTask(RLTask):
             training: Defaults of local training.
             seed: Seed of perturbations and initial states.
         """
-        self.name = name
         self.config = config
-        self.training = training
         self.seed = seed
-        self.num_clients = config.agents
-        self.blocks = {"backbone": ("q",), "head": ()}
+        self.info = TaskInfo(
+            name,
+            config.agents,
+            {"backbone": ("q",), "head": ()},
+            training,
+            learner_kind="tabular",
+            metric="error",
+            higher_is_better=False,
+        )
         self.policies = behaviour_policies(config.behaviour, mdp, config.agents, config.epsilon)
         self.mdps = [mdp]
-        self.mdp = mdp
         if config.perturbation:
             self.mdps = [
                 perturb(mdp, seed * config.agents + k, config.perturbation)
                 for k in range(config.agents)
             ]
-        if len(self.mdps) > 1:
-            self.mdp = _mean_mdp(self.mdps)
+        self.mdp = self.mdps[0] if len(self.mdps) == 1 else _mean_mdp(self.mdps)
 
     @cached_property
     def trajectory_problem(self) -> TabularProblem:
         """Agents that follow their own trajectories."""
         from equipoise.environments.tabular_q import TabularProblem
 
-        return TabularProblem(self.mdps, self.num_clients, self.policies)
+        return TabularProblem(self.mdps, self.info.num_clients, self.policies)
 
     @cached_property
     def generative_problem(self) -> TabularProblem:
         """Agents that sample every state-action pair from a generative model (FedSynQ)."""
         from equipoise.environments.tabular_q import TabularProblem
 
-        return TabularProblem(self.mdps, self.num_clients)
+        return TabularProblem(self.mdps, self.info.num_clients)
 
     def init_params(self, seed: int) -> Params:
         """Return the mean of the agents' initial tables, ``[sims, S, A]``."""
@@ -141,18 +142,6 @@ class TabularTask(RLTask):
             "visits": torch.zeros(shape, dtype=torch.int64),
         }
 
-    def check_method(self, method: Method) -> None:
-        """Refuse methods that train by a loss: tables have none.
-
-        Raises:
-            UsageError: If the method does not suit.
-        """
-        trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.learner_kind:
-            raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im"
-            )
-
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
@@ -168,7 +157,7 @@ class TabularTask(RLTask):
 
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
-                f"task '{self.name}' updates tables, not a loss: "
+                f"task '{self.info.name}' updates tables, not a loss: "
                 "choose a method without a loss of its own"
             )
         tabular_q.set_num_threads(torch.get_num_threads())
@@ -245,7 +234,7 @@ class TabularTask(RLTask):
     def summary(self, params: Params) -> State:
         """Return the final error over simulations and the coverage that the theory depends on."""
         errors = self._max_errors(params["q"], torch.from_numpy(self.mdp.q_star))
-        cover = coverage(self.mdp, self.policies)
+        cover = self.coverage
         return {
             "error": float(errors.mean()),
             "error_std": float(errors.std(correction=0)),
@@ -258,6 +247,11 @@ class TabularTask(RLTask):
         }
 
     @cached_property
+    def coverage(self) -> Coverage:
+        """How the agents' trajectories cover the state-action space."""
+        return coverage(self.mdp, self.policies)
+
+    @cached_property
     def _q_stars(self) -> Tensor:
         """Q* of each MDP, ``[1 or K, S, A]``."""
         return torch.from_numpy(np.stack([mdp.q_star for mdp in self.mdps]))
@@ -265,7 +259,7 @@ class TabularTask(RLTask):
     @cached_property
     def _occupancy(self) -> Tensor:
         """Each agent's long-run shares of steps, ``[K, S, A]``; equal agents share one result."""
-        mdps = self.mdps * self.num_clients if len(self.mdps) == 1 else self.mdps
+        mdps = self.mdps * self.info.num_clients if len(self.mdps) == 1 else self.mdps
         cache: dict[tuple[int, bytes], Floats] = {}
         shares = []
         for mdp, policy in zip(mdps, self.policies, strict=True):

@@ -7,6 +7,7 @@ ratios and slopes, not for absolute numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,12 @@ METHODS = ("fedsynq", "fedasynq-eq", "fedasynq-im")
 # The lazy chain is squared up to 200 times: 2^200 steps exceed any mixing time in float64.
 MAX_SQUARINGS = 200
 MIN_CHANGE = 1e-16
+TAU_CONSTANT = 1 / 8
+"""c of the theorems' condition tau - 1 <= c min(1 - gamma, 1/K) / eta; its order is theirs."""
+ETA_CONSTANT = 14.0
+"""eta (1 - gamma) mu T, at which the two terms of the error balance on the MDP of the slopes."""
+MAX_ETA = 0.95
+"""The largest learning rate that `best_eta` returns."""
 MIN_PROBABILITY = 1e-15  # smaller stationary probabilities are rounding errors
 
 
@@ -141,6 +148,100 @@ def predicted_samples(
     if cover.mu_avg == 0.0:
         return float("inf")
     return horizon / cover.mu_avg * (cover.c_het if method == "fedasynq-eq" else 1.0)
+
+
+def max_tau(eta: float, gamma: float, agents: int) -> int:
+    """Return the longest synchronisation period with which the theorems hold.
+
+    They ask for tau - 1 <= c min(1 - gamma, 1/K) / eta: within a period no agent may move so far
+    that averaging no longer helps. c is `TAU_CONSTANT`.
+
+    Args:
+        eta: Learning rate.
+        gamma: Discount factor.
+        agents: Number of agents K.
+
+    Returns:
+        tau, at least 1.
+    """
+    return 1 + math.floor(TAU_CONSTANT * min(1.0 - gamma, 1.0 / agents) / eta)
+
+
+def best_eta(gamma: float, steps: int, mu: float = 1.0) -> float:
+    """Return the learning rate that balances the two terms of the theorems' error.
+
+    The initial error decays as exp(-(1 - gamma) mu eta T) and the noise grows as sqrt(eta / K), so
+    eta is proportional to 1 / ((1 - gamma) mu T). The factor `ETA_CONSTANT` was measured
+    (`python -m benchmarks q`, slopes) and stands for the theorems' logarithm.
+
+    Args:
+        gamma: Discount factor.
+        steps: Local steps T of an agent in the run.
+        mu: Smallest entry of the average occupancy; 1 for synchronous sampling.
+
+    Returns:
+        eta, at most `MAX_ETA`.
+    """
+    return min(MAX_ETA, ETA_CONSTANT / ((1.0 - gamma) * mu * steps))
+
+
+def burn_in(gamma: float, eta: float, cover: Coverage | None = None) -> float:
+    """Return the local steps before the error is noise and no longer the first table's.
+
+    The first table is forgotten at the rate (1 - gamma) mu eta, and a trajectory must have mixed.
+    Up to a constant and a logarithm, as all predictions here.
+
+    Args:
+        gamma: Discount factor.
+        eta: Learning rate.
+        cover: Coverage of the agents; None for synchronous sampling.
+
+    Returns:
+        Steps; inf if the agents together miss a pair.
+    """
+    if cover is None:
+        return 1.0 / ((1.0 - gamma) * eta)
+    if cover.mu_avg == 0.0:
+        return float("inf")
+    return 1.0 / ((1.0 - gamma) * cover.mu_avg * eta) + cover.t_mix / cover.mu_avg
+
+
+def condition_warnings(
+    eta: float, tau: int, steps: int, gamma: float, agents: int, cover: Coverage | None = None
+) -> tuple[str, ...]:
+    """Return a sentence for each condition of the theorems that a run violates.
+
+    Args:
+        eta: Learning rate.
+        tau: Synchronisation period.
+        steps: Local steps of an agent in the run.
+        gamma: Discount factor.
+        agents: Number of agents.
+        cover: Coverage of the agents; None for synchronous sampling.
+
+    Returns:
+        The sentences, each with what to do.
+    """
+    found = []
+    longest = max_tau(eta, gamma, agents)
+    if tau > longest:
+        found.append(
+            f"tau is {tau}: at eta {eta:.3g} with {agents} agents the theory's guarantee holds up "
+            f"to tau {longest}; choose a shorter period, a smaller eta, or --tau auto"
+        )
+    if cover is not None and cover.mu_avg == 0.0:
+        found.append(
+            "the agents together miss some state-action pairs: the error cannot become small; "
+            "choose a behaviour that covers all of them (--epsilon above 0)"
+        )
+        return tuple(found)
+    least = burn_in(gamma, eta, cover)
+    if steps < least:
+        found.append(
+            f"the run has {steps} local steps, and at eta {eta:.3g} about {least:.0f} pass before "
+            "the first table is forgotten; run longer, or choose a larger eta or --eta auto"
+        )
+    return tuple(found)
 
 
 def fit_slope(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:

@@ -25,11 +25,14 @@ from equipoise.core import (
     Scores,
     Server,
     State,
+    Task,
 )
 from equipoise.experiment.checkpoint import Checkpoint
 from equipoise.experiment.runner import build_task
-from equipoise.methods.page.config import (
+from equipoise.methods.dapfl import DapFL
+from equipoise.methods.page.page import (
     MIN_LOSS,
+    Page,
     absolute_epochs,
     absolute_lr,
     softmax_weights,
@@ -72,9 +75,10 @@ def certify_run(
     """
     folder = Folder(path)
     folder.demand()
-    if not (folder.summary.is_file() and folder.checkpoint.is_file()):
+    if not (folder.summary.exists() and folder.checkpoint.exists()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
-    settings = settings or settings_in(folder.config)
+    summary = folder.read_summary()  # a damaged one is refused before any work
+    settings = settings or settings_in(folder.read_config())
     if settings.timing.carries_stale_updates:
         raise UsageError(
             f"'{path}' is of mode {settings.timing.mode}: a certificate is of rounds that "
@@ -89,9 +93,8 @@ def certify_run(
     )
     with checkpoint.locked(path):
         Checkpoint(folder, simulation).load()
-        folder.check()
         certificate = certify(simulation, samples, on_progress=on_progress)
-        folder.write_summary(replace(folder.read_summary(), certificate=certificate))
+        folder.write_summary(replace(summary, certificate=certificate))
     return certificate
 
 
@@ -121,7 +124,7 @@ def certify(
         raise UsageError(f"samples is {samples}: must be at least 1")
     if not task.has_split("val"):
         raise UsageError(
-            f"utilities are measured on validation data, and task '{task.name}' has none: "
+            f"utilities are measured on validation data, and task '{task.info.name}' has none: "
             "set val_share"
         )
     t = simulation.rounds_done + 1
@@ -145,7 +148,7 @@ def certify(
             count = len(actions)
             repeated = pytree.repeat(held, count)
             repeated = replace(repeated, state={"base": pytree.repeat(held.state, count)})
-            hparams = _deviations(method, actions, played.hparams)
+            hparams = _deviations(method, task, actions, played.hparams)
             messages = message.for_clients(torch.arange(len(ids)).repeat(count))
             messages = replace(messages, hparams=hparams)
             results = executor.run_clients(t, ids.repeat(count), messages, repeated, ("val",)).stack
@@ -178,20 +181,24 @@ class FixedHParams(MethodWrapper):
         return client.hparams, client.state
 
 
-def _deviations(method: Method, actions: Tensor, played: LocalHParams) -> LocalHParams:
+def _deviations(method: Method, task: Task, actions: Tensor, played: LocalHParams) -> LocalHParams:
     """Return epochs and rates in the range of the method's agents, or of PAGE's if it has none.
 
     Args:
         method: The method.
+        task: The task, on which PAGE's range of rates depends.
         actions: Numbers in [-1, 1], `[B, K, 2]`.
         played: What clients chose; only its dtypes matter.
 
     Returns:
         Hyper-parameters `[B * K]`.
     """
-    max_epochs = getattr(method, "max_epochs", 20)
-    lr_min = getattr(method, "lr_min", 1e-3)
-    lr_max = getattr(method, "lr_max", 1e-1)
+    page = method if isinstance(method, Page) else Page()
+    max_epochs = getattr(method, "max_epochs", page.max_epochs)
+    lr_min, lr_max = page.lr_range(task)
+    if isinstance(method, DapFL):
+        lr_min = method.lr_min
+        lr_max = method.lr_max
     epochs = absolute_epochs(actions[..., 0], max_epochs).flatten()
     lr = absolute_lr(actions[..., 1], lr_min, lr_max).flatten()
     return LocalHParams(epochs.to(played.epochs.dtype), lr.to(played.lr.dtype))

@@ -6,7 +6,8 @@ further files with the rows of the clients that changed since the last checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ import numpy as np
 import torch
 
 from equipoise.clock.devices import DEVICE_POPULATIONS, load_device_classes
-from equipoise.core import Task
+from equipoise.core import ExperimentTask
+from equipoise.records.manifest import FileState
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation
 from equipoise.utils import io, serialization
 from equipoise.utils.errors import UsageError
-from equipoise.utils.io import write_text
 from equipoise.utils.pytree import Ints, State, index, tree_bytes
 
 MAX_FILE_BYTES = 2**26  # of a file with rows of clients
@@ -114,32 +115,34 @@ class Checkpoint:
 
     def __init__(self, folder: Folder, simulation: FederatedSimulation) -> None:
         """Prepare checkpoints of a simulation in the folder of its run."""
-        self._file = folder.checkpoint
+        self._folder = folder
         self._simulation = simulation
-        self._shards = ShardedRows(folder.checkpoint.parent, simulation.task.num_clients)
+        self._shards = ShardedRows(folder.checkpoints, simulation.task.info.num_clients)
 
-    def save(self, best: State, about: dict[str, object]) -> None:
+    def save(self, best: State, about: dict[str, object], logs: Mapping[str, FileState]) -> None:
         """Save the simulation.
 
         Args:
             best: The best model so far.
             about: Facts about the run that are stored beside its state.
+            logs: States of the logs that belong to the checkpoint.
         """
         simulation = self._simulation
         store = simulation.store
         client_bytes = tree_bytes(simulation.client_state_dict(store.ids[:1]))
         if not self._shards.files and client_bytes * len(store.ids) <= MAX_SINGLE_FILE_BYTES:
-            serialization.save(
-                self._file, {"simulation": simulation.state_dict(), "best": best}, about
-            )
+            self._write({"simulation": simulation.state_dict(), "best": best}, about, logs)
             return
         self._shards.add(store.changed(), client_bytes, simulation.client_state_dict)
         about = {**about, "parts": self._shards.files, "seen": len(store.ids)}
-        serialization.save(
-            self._file, {"simulation": simulation.server_state_dict(), "best": best}, about
-        )
+        self._write({"simulation": simulation.server_state_dict(), "best": best}, about, logs)
         store.forget_changes()
         self._shards.remove_unused_files()
+
+    def _write(self, state: State, about: dict[str, object], logs: Mapping[str, FileState]) -> None:
+        """Replace the file of the server."""
+        fill = partial(serialization.fill, tree=state, meta=about)
+        self._folder.write({self._folder.checkpoint.name: fill}, logs)
 
     def load(self) -> tuple[State, dict[str, Any]]:
         """Load the last checkpoint into the simulation.
@@ -150,7 +153,8 @@ class Checkpoint:
         Raises:
             UsageError: If the checkpoint is damaged or of another version.
         """
-        state, about = serialization.load(self._file)
+        file = self._folder.checkpoint
+        state, about = file.read_state()
         try:
             self._simulation.load_state_dict(state["simulation"], about["round"])
             if "parts" in about:
@@ -159,35 +163,33 @@ class Checkpoint:
                 )
         except KeyError as error:
             raise UsageError(
-                f"checkpoint '{self._file}' is of another version: {error} is missing"
+                f"checkpoint '{file}' is of another version: {error} is missing"
             ) from error
         best: State = state["best"]
         return best, about
 
 
-def write_inputs(folder: Folder, settings: RunSettings, task: Task) -> None:
-    """Write what a resumed run is compared with: preprocessing, data fingerprint, device table.
-
-    They are written before the config, whose presence makes the folder a run.
+def input_texts(folder: Folder, settings: RunSettings, task: ExperimentTask) -> dict[str, str]:
+    """Return what a resumed run is compared with: preprocessing, data fingerprint, device table.
 
     Args:
         folder: Folder of the run.
         settings: Options of the run.
         task: Task of the run.
+
+    Returns:
+        Texts by file name; empty if there is nothing to compare.
     """
     devices = settings.timing.devices
     table = "" if devices in DEVICE_POPULATIONS else Path(devices).read_text(encoding="utf-8-sig")
-    texts = {
-        folder.preparation: task.preprocessing_json(),
-        folder.fingerprint: task.fingerprint(),
-        folder.devices: table,
+    return {
+        folder.preparation.name: task.preparation.to_json(),
+        folder.fingerprint.name: task.fingerprint(),
+        folder.devices.name: table,
     }
-    for file, text in texts.items():
-        if text:
-            write_text(file, text)
 
 
-def check_unchanged(folder: Folder, settings: RunSettings, task: Task) -> None:
+def check_unchanged(folder: Folder, settings: RunSettings, task: ExperimentTask) -> None:
     """Check that data and devices are those that the run began with.
 
     Args:
@@ -205,7 +207,8 @@ def check_unchanged(folder: Folder, settings: RunSettings, task: Task) -> None:
         )
     if (
         folder.devices.exists()
-        and load_device_classes(str(folder.devices)) != settings.timing.device_classes
+        and load_device_classes(str(folder.verify(folder.devices.name)))
+        != settings.timing.device_classes
     ):
         raise UsageError(
             f"the devices in '{settings.timing.devices}' have changed since the run in "

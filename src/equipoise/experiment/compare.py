@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from equipoise.clock.config import ClockConfig
-from equipoise.experiment.runner import OnRoundEnd, build_task, run
-from equipoise.records import codec
+from equipoise.data.splits import UserRowShares
+from equipoise.experiment.row_outputs import LOCAL
+from equipoise.experiment.runner import OnRoundEnd, build_task, needs_server_rows, run
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.records.summary import Compared, Summary
 from equipoise.report import figures, tables
 from equipoise.report.run_data import method_folder_name
@@ -21,7 +22,6 @@ from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import select_executor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import io
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 Cells: TypeAlias = dict[str, dict[str, Any]]
@@ -69,8 +69,8 @@ def steps_of_a_round(settings: RunSettings) -> int:
         run.rounds, run.seed, run.participation, "stacked", run.rounds, keep_models=False
     )
     make = None
-    if run.executor == "auto" and task.executor_depends_on_model:
-        make = select_executor(task, training, task.num_clients).make
+    if run.executor == "auto" and task.info.executor_depends_on_model:
+        make = select_executor(task, training, task.info.num_clients).make
     simulation = FederatedSimulation(settings.wrapped_method, task, settings.training, config, make)
     steps = simulation.run_round().steps
     if not steps:
@@ -119,16 +119,21 @@ def compare(
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: must be at least 1")
     plan: list[tuple[str, RunSettings, Path]] = []
-    for method, given in cells.items():
+    for method, given in with_common_rows(cells).items():
         for seed in range(seeds):
-            settings = settings_of({"method": method, **given, "seed": given.get("seed", 0) + seed})
-            plan.append((method, settings, out / cell_folder(method, settings.run.seed)))
+            first = {"method": method, **given, "seed": given.get("seed", 0) + seed}
+            for fold in range(max(1, num_folds(given))):
+                settings = settings_of({**first, "fold": fold} if fold else first)
+                folder = out / cell_folder(method, settings.run.seed, fold, num_folds(given))
+                plan.append((method, settings, folder))
     _check_plan(plan, out, resume, overwrite)
     io.make_folder(out)
+    if overwrite:
+        ComparisonFolder(out).clear()
     by_method: dict[str, list[Summary]] = {method: [] for method in cells}
     _write(out, command, plan, by_method)
     for method, settings, folder in plan:
-        was_finished = resume and Folder(folder).summary.is_file()
+        was_finished = resume and Folder(folder).summary.exists()
         on_round_end = announce(settings, folder) if announce else None
         by_method[method].append(
             run(
@@ -152,7 +157,7 @@ def _write(
     by_method: dict[str, list[Summary]],
 ) -> list[tables.Column]:
     """Write the tables of the finished runs and return their columns."""
-    io.write_text(out / "compare.json", codec.dumps(Compared(command, by_method), indent=1))
+    ComparisonFolder(out).write_comparison(Compared(command, by_method))
     finished = {method: summaries for method, summaries in by_method.items() if summaries}
     if not finished:
         return []
@@ -183,8 +188,11 @@ def _write(
 def _title(plan: Sequence[tuple[str, RunSettings, Path]], num_methods: int, num_done: int) -> str:
     """Task, rounds and seeds; and how many runs are finished, unless all are."""
     run = plan[0][1].run
-    seeds = len(plan) // num_methods
+    seeds = len({settings.run.seed for _, settings, _ in plan})
     title = f"{run.task}: {run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+    folds = len(plan) // num_methods // seeds
+    if folds > 1:
+        title += f", {folds} folds"
     if num_done < len(plan):
         title += f"; {num_done} of {len(plan)} runs finished"
     return title
@@ -195,16 +203,63 @@ def _write_pareto(out: Path, title: str, rows: tables.Rows) -> None:
     points: dict[str, tuple[float, float]] = {}
     for method, cells in rows.items():
         means = {cell.column.score: cell.mean for cell in cells if cell.column.is_main_score}
-        if means["global"] is not None and means["personal"] is not None:
-            points[method] = (means["global"], means["personal"])
+        x = means.get("global")
+        y = means.get("personal")
+        if x is not None and y is not None:
+            points[method] = (x, y)
     column = next(iter(rows.values()))[0].column
     unit = column.title.removeprefix("global ")
     figures.write_pareto_svg(points, title, out / "pareto.svg", unit, column.higher_is_better)
 
 
-def cell_folder(label: str, seed: int) -> Path:
+def cell_folder(label: str, seed: int, fold: int = 0, folds: int = 0) -> Path:
     """Return the folder of a run, relative to that of the comparison."""
-    return Path(method_folder_name(label)) / f"seed-{seed}"
+    name = f"seed-{seed}-fold-{fold}" if folds else f"seed-{seed}"
+    return Path(method_folder_name(label)) / name
+
+
+def num_folds(given: Mapping[str, Any]) -> int:
+    """Return the number of folds that options ask for; 0 without cross-validation."""
+    return int(given.get("folds", given.get("task.folds", 0)))
+
+
+def with_common_rows(cells: Cells) -> Cells:
+    """Make all methods train and test on the same rows, and train each site alone once.
+
+    If one method needs rows of the server, the server takes them for all. A comparison on tables
+    without the method ``local`` trains the sites alone beside its first method.
+
+    Args:
+        cells: Options of each method.
+
+    Returns:
+        The options, completed.
+    """
+    settings = {label: settings_of({"method": label, **given}) for label, given in cells.items()}
+    configs = [one.task_config for one in settings.values()]
+    if not all(isinstance(config, UserRowShares) for config in configs):
+        return cells
+    common: dict[str, Any] = {}
+    if any(map(needs_server_rows, settings.values())):
+        common["server_rows"] = "always"
+    has_local = any(one.run.method == LOCAL for one in settings.values())
+    first = next(iter(cells))
+    return {
+        label: {**common, "local_baseline": label == first and not has_local, **given}
+        for label, given in cells.items()
+    }
+
+
+def with_table_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete the options of a single run as :func:`with_common_rows` does.
+
+    Args:
+        given: Options of the run, with its method.
+
+    Returns:
+        The options; a run on tables trains each site alone too, unless told otherwise.
+    """
+    return with_common_rows({"run": dict(given)})["run"]
 
 
 def suitable(cells: Cells) -> tuple[Cells, dict[str, str]]:
@@ -242,11 +297,11 @@ def _check_plan(
         if method not in checked:
             build_task(settings)
             checked.add(method)
-        config = folder / "config.json"
+        run_folder = Folder(folder)
         if (
             resume
-            and config.exists()
-            and RunSettings.from_options(read_config(config)).to_dict != settings.to_dict
+            and run_folder.has_config()
+            and RunSettings.from_options(run_folder.read_config()).to_dict != settings.to_dict
         ):
             raise UsageError(
                 f"'{folder}' holds a run with other options: choose another --out, or --overwrite"

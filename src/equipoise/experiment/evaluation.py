@@ -18,6 +18,7 @@ from equipoise.core import (
     Client,
     ClientState,
     ClientUpdate,
+    ExperimentTask,
     LocalHParams,
     Method,
     Params,
@@ -26,13 +27,24 @@ from equipoise.core import (
     SupervisedTask,
     Task,
 )
+from equipoise.environments.deep_task import DeepRLTask
+from equipoise.environments.heldout import heldout_returns
+from equipoise.experiment.row_outputs import (
+    CONSTANT,
+    GLOBAL,
+    LOCAL,
+    PERSONAL,
+    RowOutputs,
+    site_scores,
+)
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
 from equipoise.records.scores import ClientFinalScores, Evaluations, Scores
-from equipoise.records.summary import Finetuned, Newcomers
+from equipoise.records.summary import Finetuned, ModelScore, Newcomers
 from equipoise.simulation.executor_selection import EXECUTORS, ExecutorPlan, MakeExecutor
 from equipoise.simulation.executors import init_client_states
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree, rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
@@ -65,6 +77,12 @@ class FinalScores:
     """Scores ``[K]`` of the personal models of all participants."""
     columns: Mapping[str, list[float]] = field(default_factory=dict)
     """Further columns of clients.csv: confidence interval and baselines of the metric."""
+    same_rows: dict[str, ModelScore] = field(default_factory=dict)
+    """The metric on the clients' test rows, by kind of model."""
+    outputs: Mapping[str, RowOutputs] = field(default_factory=dict)
+    """What all kinds of models say about the test and validation rows of named clients."""
+    baselines: Params = field(default_factory=dict)
+    """Constant and local models of named clients, as ``baselines.safetensors`` has them."""
 
     def added_to(self, test: Evaluations) -> Evaluations:
         """Return the evaluations of the last round with the scores that they lack."""
@@ -101,30 +119,151 @@ def final_scores(
         make: Makes the executor of that baseline.
 
     Returns:
-        The scores; remote clients score their own models and report the result.
+        The scores; remote clients score their own models and report the result. Without a test
+        split there are baselines, but no scores.
     """
-    method = simulation.method
     task = simulation.task.with_all_metrics()
     if task is simulation.task:
         return FinalScores()
     found: dict[str, float] = {}
+    has_test = task.has_split("test")
     with torch.no_grad():
-        if method.has_global(task):
+        if simulation.method.has_global(task) and has_test:
             whole = task.evaluate_server(
                 {name: value.unsqueeze(0) for name, value in simulation.params.items()}, "test"
             )
             found = {name: float(value[0]) for name, value in whole.items()}
         if not simulation.executor.keeps_models:
             return _reported_scores(found, simulation)
-        personal = _evaluated(task, personal_model_batches(simulation), len(simulation.store.ids))
-        columns: dict[str, list[float]] = {}
-        if personal and isinstance(task, SupervisedTask) and task.client_names:
-            columns = _baseline_columns(
-                task, personal_model_batches(simulation), simulation.schedule.seed
+        final = FinalScores(found)
+        if has_test:
+            final = _client_scores(task, simulation, final)
+        has_models = bool(final.personal) or not has_test
+        if has_models and isinstance(task, ExamplesTask) and task.info.client_names:
+            final = _with_baselines(task, simulation, final, local_baseline, make)
+    return final
+
+
+def _client_scores(task: Task, simulation: FederatedSimulation, final: FinalScores) -> FinalScores:
+    """Add the scores of personal and global models on the clients' own test rows."""
+    ids = simulation.store.ids
+    personal = _evaluated(task, personal_model_batches(simulation), len(ids))
+    same_rows: dict[str, ModelScore] = {}
+    if personal and isinstance(task, ExamplesTask):
+        num_rows = task.num_rows(torch.from_numpy(ids), "test")
+        same_rows[PERSONAL] = mean_scores(
+            personal[task.info.metric], num_rows, task.info.higher_is_better
+        )
+        if simulation.method.has_global(task):
+            primary = task.with_primary_metric(task.info.metric)
+            values = _evaluated(primary, _global_model_batches(simulation), len(ids))
+            same_rows[GLOBAL] = mean_scores(
+                values[task.info.metric], num_rows, task.info.higher_is_better
             )
-            if local_baseline:
-                columns[f"local_{task.metric}"] = _local_baseline(simulation, make).tolist()
-    return FinalScores(found, personal, columns)
+    return replace(final, personal=personal, same_rows=same_rows)
+
+
+def mean_scores(values: Tensor, num_rows: Tensor, higher_is_better: bool) -> ModelScore:
+    """Average a score over clients, each client alike and each row alike.
+
+    Args:
+        values: Score of each client ``[K]``; NaN if it is undefined.
+        num_rows: Rows of each client ``[K]``.
+        higher_is_better: Whether a larger score is better.
+    """
+    values = values.double()
+    known = torch.isfinite(values)
+    if not bool(known.any()):
+        return ModelScore(None, None, 0)
+    weight = num_rows[known].double()
+    weighted = float((values[known] * weight).sum() / weight.sum())
+    decile = float(np.quantile(values[known].numpy(), 0.1 if higher_is_better else 0.9))
+    return ModelScore(float(values[known].mean()), weighted, int(known.sum()), decile)
+
+
+def _global_model_batches(simulation: FederatedSimulation) -> ModelBatches:
+    """Iterate over the clients as if each of them used the global model."""
+    for ids in client_batches(simulation.store.ids):
+        stack = {
+            name: value.expand(len(ids), *value.shape) for name, value in simulation.params.items()
+        }
+        yield ids, stack
+
+
+def _with_baselines(
+    task: ExamplesTask,
+    simulation: FederatedSimulation,
+    final: FinalScores,
+    local_baseline: bool,
+    make: MakeExecutor,
+) -> FinalScores:
+    """Add constants, local models, and what all models say about the clients' rows."""
+    ids = simulation.store.ids
+    constants = torch.stack([constant_outputs(task, int(client)) for client in ids])
+    baselines: Params = {"client_ids": torch.from_numpy(ids), CONSTANT: constants}
+    models: dict[str, ModelBatches] = {}
+    if local_baseline:
+        local = _train_alone(simulation, make)
+        baselines |= {f"{LOCAL}.{name}": value for name, value in local.items()}
+        models[LOCAL] = _batches_of(ids, local)
+    if simulation.method.has_global(task):
+        models[GLOBAL] = _global_model_batches(simulation)
+    models[PERSONAL] = personal_model_batches(simulation)
+    by_model = {name: _row_outputs(task, batches) for name, batches in models.items()}
+    outputs: dict[str, RowOutputs] = {}
+    for split in ("test", "val"):
+        if not task.has_split(split):
+            continue
+        rows = _labelled_rows(task, ids, split)
+        found = {name: parts[split] for name, parts in by_model.items() if split in parts}
+        found[CONSTANT] = constants[torch.from_numpy(rows.site)]
+        outputs[split] = replace(rows, outputs=found)
+    if "test" not in outputs:
+        return replace(final, outputs=outputs, baselines=baselines)
+    seed = simulation.schedule.seed
+    columns = _baseline_columns(task, personal_model_batches(simulation), seed)
+    num_rows = task.num_rows(torch.from_numpy(ids), "test")
+    columns["test_rows"] = num_rows.tolist()
+    same_rows = dict(final.same_rows)
+    for name in (GLOBAL, LOCAL, CONSTANT):
+        if name not in outputs["test"].outputs:
+            continue
+        scores = site_scores(outputs["test"], task.objective, name, task.info.metric)
+        columns[f"{name}_{task.info.metric}"] = scores.tolist()
+        same_rows[name] = mean_scores(scores, num_rows, task.info.higher_is_better)
+    return replace(
+        final, columns=columns, same_rows=same_rows, outputs=outputs, baselines=baselines
+    )
+
+
+def constant_outputs(task: ExamplesTask, client: int) -> Tensor:
+    """Return the outputs ``[outputs]`` of the best constant prediction for a client."""
+    _, y = task.client_rows(client, "train")
+    return task.objective.constant_output(y).float()
+
+
+def _labelled_rows(task: ExamplesTask, ids: Ints, split: str) -> RowOutputs:
+    """Return the rows of a split without outputs, in the order of the clients."""
+    own = task.data.split(ids, split)
+    site = np.repeat(np.arange(len(ids)), own.size)
+    within = np.arange(len(site)) - np.repeat(np.cumsum(own.size) - own.size, own.size)
+    place = np.repeat(own.start, own.size) + within
+    row = task.data.row_ids[split][place] if split in task.data.row_ids else place
+    names = tuple(task.info.client_names[k] for k in ids)
+    return RowOutputs(names, site, row.astype(np.int64), own.y[torch.from_numpy(place)], {})
+
+
+def _row_outputs(task: ExamplesTask, batches: ModelBatches) -> dict[str, Tensor]:
+    """Return what each client's model says about the client's rows, by split."""
+    splits = [split for split in ("test", "val") if task.has_split(split)]
+    parts: dict[str, list[Tensor]] = {split: [] for split in splits}
+    for ids, models in batches:
+        for k, client in enumerate(ids):
+            model = pytree.to_device(pytree.index(models, k), task.device)
+            for split in splits:
+                x, _ = task.client_rows(int(client), split)
+                parts[split].append(task.logits(model, x).float().cpu())
+    return {split: torch.cat(outputs) for split, outputs in parts.items() if outputs}
 
 
 def _evaluated(task: Task, batches: ModelBatches, clients: int) -> Params:
@@ -171,7 +310,7 @@ def client_baselines(
     Returns:
         Values by column of clients.csv.
     """
-    metric = task.metric
+    metric = task.info.metric
     low, high = task.confidence_interval(client, model, rng.generator(seed, rng.BOOTSTRAP, client))
     constant = float(task.constant_baseline(client)[metric])
     return {
@@ -201,7 +340,7 @@ def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinal
         }
         more = (
             client_baselines(task, client, model, seed)
-            if isinstance(task, SupervisedTask) and task.client_names
+            if isinstance(task, SupervisedTask) and task.info.client_names
             else {}
         )
         return ClientFinalScores(scores, more)
@@ -226,23 +365,28 @@ def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation
     return FinalScores(found, personal, columns("beside"))
 
 
-def _local_baseline(simulation: FederatedSimulation, make: MakeExecutor) -> Tensor:
-    """Train every client alone for as many rounds; return the metric ``[K]``."""
+def _train_alone(simulation: FederatedSimulation, make: MakeExecutor) -> Params:
+    """Train every client alone for as many rounds; return the models ``[K, ...]``."""
     s = simulation.schedule
-    task = simulation.task
     schedule = RoundLoopConfig(
         s.num_rounds, s.seed, s.participation, s.executor, s.num_rounds, keep_models=True
     )
-    alone = FederatedSimulation(Local(), task, simulation.training, schedule, make)
-    for _ in range(s.num_rounds):
+    alone = FederatedSimulation(Local(), simulation.task, simulation.training, schedule, make)
+    for _ in range(simulation.rounds_done):
         alone.run_round()
-    batches = (
-        (ids, alone.store.held(ids).local_params) for ids in client_batches(simulation.store.ids)
-    )
-    return _evaluated(task, batches, len(simulation.store.ids))[task.metric].double()
+    return alone.store.held(simulation.store.ids).local_params
 
 
-def hold_out(task: Task, share: float, seed: int) -> Task:
+def _batches_of(ids: Ints, stack: Params) -> ModelBatches:
+    """Split a stack of all clients' models into batches."""
+    start = 0
+    for batch in client_batches(ids):
+        end = start + len(batch)
+        yield batch, {name: value[start:end] for name, value in stack.items()}
+        start = end
+
+
+def hold_out(task: ExperimentTask, share: float, seed: int) -> ExperimentTask:
     """Hold clients out of training.
 
     Args:
@@ -256,57 +400,59 @@ def hold_out(task: Task, share: float, seed: int) -> Task:
     Raises:
         UsageError: If no client would be left.
     """
-    count = max(1, round(share * task.num_clients))
-    if count >= task.num_clients:
+    count = max(1, round(share * task.info.num_clients))
+    if count >= task.info.num_clients:
         raise UsageError(
-            f"holdout_clients {share} leaves nobody of {task.num_clients} clients to train: "
+            f"holdout_clients {share} leaves nobody of {task.info.num_clients} clients to train: "
             "lower it"
         )
-    order = rng.generator(seed, rng.NEWCOMERS).permutation(task.num_clients)
+    order = rng.generator(seed, rng.NEWCOMERS).permutation(task.info.num_clients)
     members = task.subset(np.sort(order[count:]))
     members.heldout_clients = task.subset(np.sort(order[:count]))
     return members
 
 
-def score_heldout_clients(simulation: FederatedSimulation, choice: ExecutorPlan) -> Newcomers:
+def score_heldout_clients(
+    simulation: FederatedSimulation, task: ExperimentTask, choice: ExecutorPlan
+) -> Newcomers:
     """Score clients that were held out of training after some local training.
 
     They start from the server's model: shared blocks as trained, other blocks as initialised.
 
     Args:
         simulation: The finished simulation.
+        task: Its task, with the clients that were held out.
         choice: Executor and threads.
 
     Returns:
         Test scores after 0, 1 and 5 epochs of local training; of agents, after some steps.
     """
-    task = simulation.task
-    assert task.heldout_clients is not None
     heldout = task.heldout_clients
+    assert heldout is not None
     s = simulation.schedule
     training = simulation.training.at(s.num_rounds, s.num_rounds)
-    adapted = task.adaptation_scores(simulation.method, simulation.params, s.seed)
-    if adapted is not None:
+    if isinstance(task, DeepRLTask) and isinstance(heldout, DeepRLTask):
+        adapted = heldout_returns(task, heldout, simulation.method, simulation.params, s.seed)
         return Newcomers(
-            heldout.num_clients, {int(steps): Scores(scores) for steps, scores in adapted.items()}
+            heldout.info.num_clients, {steps: Scores(scores) for steps, scores in adapted.items()}
         )
-    ids = torch.arange(heldout.num_clients)
+    ids = torch.arange(heldout.info.num_clients)
     method = FedAvg()
     executor = choice.make(method, heldout, training, s.seed, s.num_rounds)
     lr = torch.full((len(ids),), training.lr, dtype=torch.float64)
     after: dict[int, Scores] = {}
     for epochs in ADAPTATION_EPOCHS:
         train = LocalHParams(torch.full_like(ids, epochs), lr)
-        down = ServerMessage(simulation.params, dict.fromkeys(heldout.blocks, True), train)
+        down = ServerMessage(simulation.params, dict.fromkeys(heldout.info.blocks, True), train)
         held = init_client_states(method, heldout, ids, simulation.params, keeps_local=False)
         reply = executor.run_clients(s.num_rounds + 1, ids, down, held, ("test",)).stack
         assert reply is not None
         scores = reply.scores["test"]["trained"]
         means = {name: float(value.double().mean()) for name, value in scores.items()}
         after[epochs] = Scores(
-            {**means, "std": float(scores[heldout.metric].double().std(correction=0))}
+            {**means, "std": float(scores[heldout.info.metric].double().std(correction=0))}
         )
-    return Newcomers(heldout.num_clients, after)
+    return Newcomers(heldout.info.num_clients, after)
 
 
 @dataclass(frozen=True)
@@ -375,17 +521,19 @@ def finetuned(simulation: FederatedSimulation) -> Finetuned:
     ids, models = simulation.personal_models()
     executor = EXECUTORS[schedule.executor](Sweep(), task, last, schedule.seed, schedule.num_rounds)
     held = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
-    down = ServerMessage(simulation.params, dict.fromkeys(task.blocks, False))
+    down = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
     reply = executor.run_clients(
         schedule.num_rounds + 1, torch.from_numpy(ids), down, held, ()
     ).stack
     assert reply is not None
     out = reply.update.metrics
-    pooled = out[f"val {task.metric}"].double().mean(0) * (1 if task.higher_is_better else -1)
+    pooled = out[f"val {task.info.metric}"].double().mean(0) * (
+        1 if task.info.higher_is_better else -1
+    )
     rate, step = _first_best(pooled)
-    head = out[f"test {task.metric}"][:, rate, step].double()
+    head = out[f"test {task.info.metric}"][:, rate, step].double()
     scores = {
-        task.metric: float(head.mean()),
+        task.info.metric: float(head.mean()),
         "loss": float(out["test loss"][:, rate, step].double().mean()),
         "std": float(head.std(correction=0)),
         "p10": float(np.quantile(head.numpy(), 0.1)),

@@ -20,7 +20,7 @@ from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io as files
 from equipoise.utils import serialization
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 NUM_CHECKED_ROWS = 64  # random rows on which export and original are compared
 MAX_RELATIVE_GAP = 1e-4  # largest difference of logits, relative to the largest logit
@@ -31,7 +31,12 @@ Facts = dict[str, str]
 
 
 def export(
-    path: Path, client: int | None, form: str, out: Path | None, settings: RunSettings | None = None
+    path: Path,
+    client: int | None,
+    form: str,
+    out: Path | None,
+    settings: RunSettings | None = None,
+    is_local: bool = False,
 ) -> tuple[Path, float]:
     """Write a model of a run and check that it predicts as the original.
 
@@ -41,6 +46,7 @@ def export(
         form: ``safetensors``, ``onnx`` or ``torchscript``.
         out: File to write; one in the folder of the run if None.
         settings: Options of a run whose task or method was made in Python.
+        is_local: Whether to write the model that the client trained alone, as a baseline.
 
     Returns:
         The file, and the largest relative difference of its logits from the original's.
@@ -52,13 +58,12 @@ def export(
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
     folder = Folder(path)
     folder.demand()
-    folder.check()
-    params = read_model(folder, client)
+    params = read_model(folder, client, is_local)
     module, card = network_of(folder, settings)
     module.load_state_dict(params, strict=False)
     facts = card.facts(client)
-    if folder.preparation.is_file():
-        facts["preparation"] = folder.preparation.read_text(encoding="utf-8")
+    if folder.preparation.exists():
+        facts["preparation"] = folder.preparation.read_text()
     x = card.samples(NUM_CHECKED_ROWS)
     suffix, fill = FORMATS[form]
     name = "global" if client is None else f"client-{card.called(client)}"
@@ -108,7 +113,7 @@ def _onnx(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts)
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise UsageError("ONNX needs an extra: pip install 'equipoise[onnx]'") from error
+        raise UsageError(f"ONNX needs an extra: {install_hint('onnx')}") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         axes = {"x": {0: "rows"}, "logits": {0: "rows"}}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from equipoise import __version__
 from equipoise.core import Task
-from equipoise.data.federated_dataset import Target
-from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
+from equipoise.data.federated_dataset import InputTransform, Target
+from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.models import MODELS
 from equipoise.models.lora import LoraConfig, add_adapters
 from equipoise.records.run_dir import Folder
@@ -41,13 +40,16 @@ class Card(Record, frozen=True):
     """Names of the features, if the data are tables."""
     adapter: str = ""
     """Option ``adapter`` of the run."""
+    owner: str = ""
+    """Remote client whose own model is in the place of the global model; empty in a run."""
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
         """Return the card of a supervised task; None for agents in environments."""
         if not isinstance(task, ExamplesTask):
             return None
-        names = task.preprocessor.features if task.preprocessor else ()
+        preprocessor = task.preparation.preprocessor
+        names = preprocessor.features if preprocessor else ()
         return Card(
             version=__version__,
             method=run.method,
@@ -57,15 +59,10 @@ class Card(Record, frozen=True):
             shape=task.data.shape,
             form=task.data.transform,
             target=task.data.target,
-            clients=task.client_names,
+            clients=task.info.client_names,
             inputs=names,
             adapter=run.adapter,
         )
-
-    @staticmethod
-    def read(file: Path) -> Card:
-        """Read a card; raise ``UsageError`` if the file is damaged."""
-        return from_json(Card, file.read_text(encoding="utf-8"), f"'{file}'")
 
     def write(self) -> str:
         """Return the card as JSON."""
@@ -96,11 +93,11 @@ class Card(Record, frozen=True):
     def whose(self, client: int | None) -> str:
         """Return whose model it is, in words."""
         if client is None:
-            return "the global model"
+            return f"the personal model of {self.owner}" if self.owner else "the global model"
         name = self.clients[client] if self.clients else f"client {client}"
         return f"the personal model of {name}"
 
-    def in_words(self, client: int | None) -> str:
+    def describe(self, client: int | None) -> str:
         """Describe the model in one line: owner, method, task, target and inputs."""
         target = self.target
         inputs = f"{' x '.join(map(str, self.shape))} numbers"
@@ -129,5 +126,7 @@ class Card(Record, frozen=True):
 
 
 def read_card(folder: Folder) -> Card | None:
-    """Read the card of a finished run; None for agents and for runs of old versions."""
-    return Card.read(folder.card) if folder.card.is_file() else None
+    """Read the card of a finished run; None for agents."""
+    if not folder.card.exists():
+        return None
+    return from_json(Card, folder.card.read_text(), f"'{folder.card}'")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from equipoise.core import Params
 from equipoise.records.run_dir import Folder
-from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 
 
-def read_model(folder: Folder, client: int | None) -> Params:
+def read_model(folder: Folder, client: int | None, is_local: bool = False) -> Params:
     """Read one model of a finished run, without building its task.
 
     Args:
         folder: Folder of the run.
         client: Client of a personal model; None for the global model.
+        is_local: Whether to read the model that the client trained alone, as a baseline.
 
     Returns:
         All parameters, the frozen ones included.
@@ -22,16 +22,20 @@ def read_model(folder: Folder, client: int | None) -> Params:
         UsageError: If the run has no such model.
     """
     name = "global" if client is None else "personal"
-    file = folder.models / f"{name}.safetensors"
-    if not file.is_file():
+    file = folder.model(name)
+    if not file.exists():
         reasons = {
             "global": "its method has no whole global model: try --client",
             "personal": "kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: the run is not finished, or {reasons[name]}")
-    tensors, _ = serialization.read_tensors(file)
-    base = folder.models / "frozen.safetensors"
-    frozen = serialization.read_tensors(base)[0] if base.is_file() else {}
+    tensors = folder.baselines.read_tensors() if is_local else file.read_tensors()
+    if is_local:
+        prefix = "local."
+        local = {name.removeprefix(prefix): v for name, v in tensors.items() if prefix in name}
+        tensors = {"client_ids": tensors["client_ids"], **local}
+    base = folder.model("frozen")
+    frozen = base.read_tensors() if base.exists() else {}
     if client is None:
         return {**frozen, **tensors}
     ids = tensors.pop("client_ids").tolist()

@@ -17,6 +17,7 @@ import torch
 
 from equipoise.core import Task
 from equipoise.experiment.signals import threads
+from equipoise.records import codec
 from equipoise.records.run_dir import Folder
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
@@ -39,7 +40,7 @@ from equipoise.simulation.ipc import (
     channels,
 )
 from equipoise.simulation.multiprocess import MultiProcessExecutor, Worker, serve
-from equipoise.utils import io, rng
+from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
@@ -69,10 +70,7 @@ def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorP
     if run.executor != "auto":
         return ExecutorPlan(run.executor, run.threads)
     if file.exists():
-        try:
-            return ExecutorPlan(**json.loads(file.read_text()))
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
+        return codec.loads(ExecutorPlan, file.read_text(), file)
     cohort = len(_first_cohort(settings, task))
     choice = select_executor(
         task,
@@ -82,7 +80,7 @@ def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorP
     )
     if choice.processes == 1:
         choice = replace(choice, threads=max(choice.threads, run.threads))
-    io.write_text(file, json.dumps(asdict(choice)))
+    file.write(json.dumps(asdict(choice)))
     return choice
 
 
@@ -115,7 +113,7 @@ def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tu
     cohort = torch.from_numpy(ids)
     steps = int(task.num_steps(cohort, torch.full_like(cohort, training.epochs), training).sum())
     short = (
-        not task.executor_depends_on_model
+        not task.info.executor_depends_on_model
         and steps * run.rounds * MIN_STEP_SECONDS < MIN_SAVED_SECONDS
     )
     if processes == 1 or short:
@@ -136,7 +134,7 @@ def _first_cohort(settings: RunSettings, task: Task) -> Ints:
     """Return the clients of the first round."""
     run = settings.run
     first = run.at(1, run.rounds)
-    return rng.cohort(run.seed, 1, task.num_clients, first.participation)
+    return rng.cohort(run.seed, 1, task.info.num_clients, first.participation)
 
 
 def is_worker_rank() -> bool:
@@ -157,8 +155,8 @@ def single_process_reason(settings: RunSettings, task: Task) -> str:
             "hostile clients of an attack on uploads see those of all others, "
             "which must be in one process"
         )
-    if not task.supports_fork:
-        return f"the agents of task '{task.name}' are stepped together, in one process"
+    if not task.info.supports_fork:
+        return f"the agents of task '{task.info.name}' are stepped together, in one process"
     if settings.timing.carries_stale_updates:
         return f"mode {settings.timing.mode} keeps replies that are under way in one process"
     return ""
@@ -232,7 +230,7 @@ def run_worker(settings: RunSettings, task: Task, resources: ResourceConfig, out
     check(settings, task)
     with contextlib.suppress(WorkerLost):  # the leader or torchrun reports it
         group = TorchrunGroup(*ProcessGroup.launched(), task.device)
-        _work(settings, task, group, memory_budget(resources, Folder(out).checkpoint.parent))
+        _work(settings, task, group, memory_budget(resources, Folder(out).checkpoints))
         group.leave()
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from equipoise.environments import render
 from equipoise.environments.deep_task import DeepRLTask
+from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_in
@@ -35,22 +34,13 @@ def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
         render.check_video_path(video)
     folder = Folder(path)
     folder.demand()
-    task = build_task(settings_in(folder.config))
+    task = build_task(settings_in(folder.read_config()))
     if not isinstance(task, DeepRLTask):
         raise UsageError(
-            f"'{path}' is a run of task '{task.name}', which has no deep agents: nothing to play"
+            f"'{path}' is a run of task '{task.info.name}', which has no deep agents: nothing "
+            "to play"
         )
-    file = folder.models / "personal.safetensors"
-    if not file.is_file():
-        raise UsageError(
-            f"'{file}' is not there: the run is not finished, or was made with save_personal off"
-        )
-    models = load_file(file)
-    ids = models.pop("client_ids").tolist()
-    if agent not in ids:
-        raise UsageError(f"agent is {agent}: the run has the agents {ids[0]} to {ids[-1]}")
-    row = ids.index(agent)
-    model = {name: value[row] for name, value in models.items()}
+    model = read_model(folder, agent)
     total, frames, fps = render.run_episode(task, agent, model, episode, video is not None)
     if video is not None:
         render.write_video(frames, video, fps)

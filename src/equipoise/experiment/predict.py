@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,19 +16,18 @@ from torch import Tensor, nn
 
 from equipoise.core import SupervisedTask
 from equipoise.data.tabular.config import parse_names
-from equipoise.data.tabular.io import read_table, table_from_values
+from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.text import TextReader
-from equipoise.data.time_series import Steps, WindowTransform, read_steps, steps_from_arrays
+from equipoise.data.time_series import WindowTransform, read_steps, steps_from_arrays
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
+from equipoise.records.manifest import CheckedFile
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
-from equipoise.utils import io as files
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 ROWS_PER_BATCH = 2**12  # bounds the memory
@@ -51,6 +48,36 @@ class Predictor:
     """Tokenizer, if rows are texts."""
 
     @staticmethod
+    def without_weights(folder: Folder, settings: RunSettings | None = None) -> Predictor:
+        """Build the network of a run and read its preprocessing, but load no model.
+
+        Args:
+            folder: Folder of the run.
+            settings: Options of a run whose task or method was made in Python.
+
+        Returns:
+            The predictor, whose network has no trained weights.
+        """
+        module, card = network_of(folder, settings)
+        preprocessor = _preprocessor(folder.preparation) if folder.preparation.exists() else None
+        known: frozenset[str] = frozenset()
+        config = folder.read_config()
+        texts = (
+            TextReader(config["text"], config["pretrained"], *card.shape)
+            if config.get("pretrained")
+            else None
+        )
+        if isinstance(preprocessor, Preprocessor):
+            ignored = config.get("ignore_columns", "")
+            names = {column.name for column in (*preprocessor.encoders, *preprocessor.dropped)}
+            said = (
+                *(config.get(name, "") for name in ("client_column", "split_column")),
+                *parse_names(ignored),
+            )
+            known = frozenset({*names, *preprocessor.target_spec.columns, *said})
+        return Predictor(module, card, preprocessor, None, known, texts)
+
+    @staticmethod
     def of(
         folder: Folder, client: int | None = None, settings: RunSettings | None = None
     ) -> Predictor:
@@ -66,25 +93,9 @@ class Predictor:
         """
         folder.demand()
         params = read_model(folder, client)
-        module, card = network_of(folder, settings)
-        module.load_state_dict(params, strict=False)
-        preprocessor = _preprocessor(folder.preparation) if folder.preparation.is_file() else None
-        known: frozenset[str] = frozenset()
-        config = read_config(folder.config)
-        texts = (
-            TextReader(config["text"], config["pretrained"], *card.shape)
-            if config.get("pretrained")
-            else None
-        )
-        if isinstance(preprocessor, Preprocessor):
-            ignored = config.get("ignore_columns", "")
-            names = {column.name for column in (*preprocessor.encoders, *preprocessor.dropped)}
-            said = (
-                *(config.get(name, "") for name in ("client_column", "split_column")),
-                *parse_names(ignored),
-            )
-            known = frozenset({*names, *preprocessor.target_spec.columns, *said})
-        return Predictor(module, card, preprocessor, client, known, texts)
+        predictor = Predictor.without_weights(folder, settings)
+        predictor.module.load_state_dict(params, strict=False)
+        return replace(predictor, client=client)
 
     def inputs(self, rows: object) -> Tensor:
         """Convert raw rows to inputs of the network.
@@ -164,62 +175,29 @@ def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.
     module = card.network() if card else None
     if card is not None and module is not None:
         return module, card
-    settings = settings or settings_in(folder.config)
+    settings = settings or settings_in(folder.read_config())
     task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
     card = Card.of(task, settings.run)
     if card is None or not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"task '{task.name}' learns no network: read its table from '{folder.models}'"
+            f"task '{task.info.name}' learns no network: read its table from '{folder.models}'"
         )
     return copy.deepcopy(task.module).eval(), card
 
 
-def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, overwrite: bool) -> int:
-    """Write predictions for the rows of a file, in their order.
+def predict_recordings(predictor: Predictor, rows: Path) -> dict[str, NDArray[Any]]:
+    """Predict the windows of an archive of recordings.
 
     Args:
-        folder: Folder of the run.
-        rows: Table with the columns of training, or archive of recordings.
-        client: Client of a personal model; None for the global model.
-        out: CSV file to write.
-        overwrite: Whether an existing file may be replaced.
+        predictor: A model on recordings.
+        rows: The archive.
 
     Returns:
-        The number of predictions.
-
-    Raises:
-        UsageError: If a file is missing or exists already, or the run has no tables.
+        One row per window, with its recording and first step, both from 0 on.
     """
-    if out.exists() and not overwrite:
-        raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")
-    if not rows.is_file():
-        raise UsageError(f"there is no file '{rows}'")
-    predictor = Predictor.of(folder, client)
-    if isinstance(predictor.preprocessor, WindowTransform):
-        found = _of_recordings(predictor, predictor.preprocessor, read_steps(rows))
-    elif predictor.preprocessor is None and predictor.texts is None:
-        raise UsageError(
-            f"'{folder.path}' is no run on tables: "
-            "predict from Python, by equipoise.open(...).predict"
-        )
-    else:
-        table = read_table(rows)
-        found = {"row": np.arange(1, len(table) + 1), **predictor.columns(table)}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(found)
-    for values in zip(*found.values(), strict=True):
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(out, text.getvalue())
-    return len(next(iter(found.values())))
-
-
-def _of_recordings(
-    predictor: Predictor, how: WindowTransform, steps: Steps
-) -> dict[str, NDArray[Any]]:
-    """Return one row per window, with its recording and first step, both from 0 on."""
-    windows, recording, start = how.cut_windows(steps)
+    how = predictor.preprocessor
+    assert isinstance(how, WindowTransform)
+    windows, recording, start = how.cut_windows(read_steps(rows))
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 
@@ -235,12 +213,12 @@ def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
     return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
-def _preprocessor(file: Path) -> Preprocessor | WindowTransform:
+def _preprocessor(file: CheckedFile) -> Preprocessor | WindowTransform:
     """Read how raw rows of tables, or recordings, become inputs."""
+    text = file.read_text()
     try:
-        text = file.read_text(encoding="utf-8")
         kind = json.loads(text)["type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}") from error
     record_type: type[Preprocessor | WindowTransform] = (
         WindowTransform if kind == WindowTransform.__name__ else Preprocessor

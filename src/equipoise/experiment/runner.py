@@ -10,15 +10,17 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from equipoise.clock.devices import DevicePopulation
-from equipoise.core import Params, SupervisedTask, Task
+from equipoise.core import ExperimentTask, Params, SupervisedTask
 from equipoise.data.poisoning import DATA_ATTACKS
-from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, write_inputs
+from equipoise.data.splits import UserRowShares
+from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, input_texts
 from equipoise.experiment.evaluation import (
     FinalScores,
     final_scores,
@@ -27,6 +29,7 @@ from equipoise.experiment.evaluation import (
     personal_model_batches,
     score_heldout_clients,
 )
+from equipoise.experiment.memory import check_population, check_training
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.multiprocess import (
     is_worker_rank,
@@ -38,10 +41,17 @@ from equipoise.experiment.multiprocess import (
 )
 from equipoise.experiment.signals import interruptible, threads
 from equipoise.privacy.accountant import GaussianAccountant
-from equipoise.records.client_table import write_table
+from equipoise.records.client_table import table_text
+from equipoise.records.manifest import Content
 from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.run_dir import Folder
-from equipoise.records.summary import About, Summary, summarise, validation_score
+from equipoise.records.run_dir import Folder, RoundLog, summary_text
+from equipoise.records.summary import (
+    About,
+    Summary,
+    evaluations_without_gain,
+    summarise,
+    validation_score,
+)
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
@@ -52,11 +62,13 @@ from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, 
 from equipoise.simulation.ipc import ProcessGroup
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.poisoning import backdoor_success_rate, poison
 from equipoise.utils import io, rng, serialization
-from equipoise.utils.config_file import write_config
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, refuse_all
 from equipoise.utils.pytree import Ints
 
+MAX_CHECKED_ROUNDS = 1000  # of a schedule, evenly spaced, the first and the last included
+MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
 """Called after each round with its record; returns a reason to stop the run, or None."""
@@ -101,22 +113,34 @@ def run(
     """
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
-    if folder.config.is_file() and resume:
-        if settings_like(settings, folder.config).to_dict != settings.to_dict:
+    if folder.has_config() and resume:
+        if settings.privacy.needs_noise:  # it was chosen when the run began
+            noise = float(folder.read_config()["dp_noise"])
+            settings = replace(settings, privacy=replace(settings.privacy, dp_noise=noise))
+        if settings_like(settings, folder.read_config()).to_dict != settings.to_dict:
             raise UsageError(
                 f"'{out}' holds a run with other options: "
                 f"use 'equipoise resume {out}' or another --out"
             )
         return resume_run(folder.path, on_round_end, make_executor, settings, on_message, resources)
     task = build_task(settings)
+    needs_noise = settings.privacy.needs_noise
+    settings = settings.with_chosen_noise(
+        task.info.num_clients, is_simulation=make_executor is None
+    )
     io.make_folder(folder.path)
     with io.locked(folder.path):
         folder.refuse(overwrite)  # another run may have begun here meanwhile
         folder.clear()
-        io.make_folder(folder.checkpoint.parent)
-        write_inputs(folder, settings, task)
-        write_config(folder.config, settings.to_dict)
-        _send_warnings(task, on_message)
+        io.make_folder(folder.checkpoints)
+        folder.begin(settings.to_dict, input_texts(folder, settings, task))
+        folder.remove_leftovers()
+        _send_warnings(settings, task, on_message)
+        if needs_noise and on_message is not None:
+            on_message(
+                f"dp_noise is {settings.privacy.dp_noise:g}: with it {settings.run.rounds} rounds "
+                f"stay within max_epsilon {settings.privacy.max_epsilon:g} (client-level)"
+            )
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -149,15 +173,16 @@ def resume_run(
         Interrupted: If the user asked to stop.
     """
     folder = Folder(Path(path))
-    folder.demand()
-    settings = settings or settings_in(folder.config)
+    config = folder.read_config()
+    settings = settings or settings_in(config)
     if folder.summary.exists():
         return folder.read_summary()
     task = build_task(settings)
     check_unchanged(folder, settings, task)
     with io.locked(folder.path):
-        io.make_folder(folder.checkpoint.parent)
-        _send_warnings(task, on_message)
+        folder.remove_leftovers()
+        io.make_folder(folder.checkpoints)
+        _send_warnings(settings, task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
@@ -169,7 +194,7 @@ def resume_run(
 @contextlib.contextmanager
 def _start(
     settings: RunSettings,
-    task: Task,
+    task: ExperimentTask,
     folder: Folder,
     make_executor: MakeExecutor | None,
     resources: ResourceConfig,
@@ -192,7 +217,7 @@ def _start(
         resources = replace(resources, processes=count)
         if on_message is not None and note:
             on_message(note)
-    work_folder = folder.checkpoint.parent
+    work_folder = folder.checkpoints
     if max(resources.processes, num_launched) == 1:
         budget = memory_budget(resources, work_folder)
         yield RunSession(settings, task, folder, plan, memory_budget=budget)
@@ -202,7 +227,7 @@ def _start(
         yield RunSession(settings, task, folder, plan, multiprocess=executor)
 
 
-def build_task(settings: RunSettings) -> Task:
+def build_task(settings: RunSettings) -> ExperimentTask:
     """Build the task of a run and check that method, task and options fit together.
 
     Args:
@@ -215,8 +240,10 @@ def build_task(settings: RunSettings) -> Task:
         UsageError: If a combination of options is not supported.
     """
     run = settings.run
+    check_population(settings)
     last_training = settings.training.at(run.rounds, run.rounds)
-    task = settings.task_spec.build(settings.task_config, run.model, last_training, run.seed)
+    config = task_config_of(settings)
+    task = settings.task_spec.build(config, run.model, last_training, run.seed)
     if run.init_weights or run.adapter or run.blocks:
         task = task.with_network(run.init_weights, run.adapter, run.blocks, run.seed)
     if run.metric:
@@ -226,66 +253,95 @@ def build_task(settings: RunSettings) -> Task:
     if run.attack:
         attack, share = parse_attack(run.attack)
         if attack in DATA_ATTACKS:
-            hostile = hostile_clients(run.seed, task.num_clients, share)
-            task = task.poisoned(attack, hostile.numpy())
+            hostile = hostile_clients(run.seed, task.info.num_clients, share)
+            task = poison(task, attack, hostile.numpy())
     task = place(task, run.device)
-    task.devices = DevicePopulation(settings.timing.device_classes, run.seed)
-    if task.bytes_before[0]:
+    devices = DevicePopulation(settings.timing.device_classes, run.seed)
+    task.info = replace(task.info, devices=devices)
+    if task.preparation.upload_bytes:
         settings.privacy.refuse_column_statistics()
     task.check()
     task.check_method(settings.method)
     _check_method_options(settings, task)
     _check_compatibility(settings, task)
+    check_training(settings, task)
     return task
 
 
-def _check_compatibility(settings: RunSettings, task: Task) -> None:
+def task_config_of(settings: RunSettings) -> Any:
+    """Return the options of the task; the server takes rows only if something needs them."""
+    config = settings.task_config
+    if not isinstance(config, UserRowShares) or config.server_rows != "auto":
+        return config
+    return replace(config, server_rows="always" if needs_server_rows(settings) else "never")
+
+
+def needs_server_rows(settings: RunSettings) -> bool:
+    """Tell whether the server of a run evaluates or prepares anything on rows of its own."""
+    return (
+        settings.method.capabilities.needs_server_data
+        or settings.run.robust.startswith("trust")
+        or settings.selection.needs_server_loss
+        or getattr(settings.task_config, "preprocess_from", "") == "server"
+    )
+
+
+def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
     """Raise ``UsageError`` for options that the method or the task does not support."""
     run = settings.run
-    if settings.timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates:
-        raise UsageError(
-            f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on "
-            "replies to what it sent in the same round; use mode sync, or another method"
-        )
+    timing = settings.timing
     selection = settings.selection
-    needs_loss = selection.needs_client_loss or selection.needs_server_loss
-    if needs_loss and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"selection {run.selection} reads losses, and agents of task '{task.name}' have none: "
-            "choose another"
-        )
-    if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
-        raise UsageError(
-            f"{run.method} chooses who takes part by itself: leave selection at uniform"
-        )
-    if run.finetune and not isinstance(task, SupervisedTask):
-        raise UsageError(
-            f"finetune tunes on rows of data, and agents of task '{task.name}' have none: "
-            "leave it off"
-        )
-    if run.finetune and not (task.has_split("val") and run.save_personal):
-        raise UsageError(
-            "finetune needs validation data and the personal models: "
-            "set val_share and keep save_personal"
-        )
+    has_rows = isinstance(task, SupervisedTask)
+    is_finetunable = task.has_split("val") and run.save_personal
+    agents = f"agents of task '{task.info.name}' have none"
+    refuse_all(
+        [
+            (
+                timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates,
+                f"{run.method} is not offered in mode {timing.mode}: its server counts on replies "
+                "to what it sent in the same round; use mode sync, or another method",
+            ),
+            (
+                (selection.needs_client_loss or selection.needs_server_loss) and not has_rows,
+                f"selection {run.selection} reads losses, and {agents}: choose another",
+            ),
+            (
+                run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks,
+                f"{run.method} chooses who takes part by itself: leave selection at uniform",
+            ),
+            (
+                run.finetune and not has_rows,
+                f"finetune tunes on rows of data, and {agents}: leave it off",
+            ),
+            (
+                run.finetune and has_rows and not is_finetunable,
+                "finetune needs validation data and the personal models: set val_share and keep "
+                "save_personal",
+            ),
+        ]
+    )
 
 
-def _send_warnings(task: Task, on_message: OnMessage | None) -> None:
-    """Pass the warnings of a task to the callback."""
+def _send_warnings(
+    settings: RunSettings, task: ExperimentTask, on_message: OnMessage | None
+) -> None:
+    """Pass the warnings of the task and of the method to the callback."""
     if on_message is None:
         return
-    for warning in task.warnings():
+    of_method = settings.method.warnings(task, settings.run.rounds)
+    for warning in (*task.warnings(), *of_method):
         on_message(warning)
 
 
-def _check_method_options(settings: RunSettings, task: Task) -> None:
-    """Let the method check its options; of all rounds, if options follow schedules."""
+def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
+    """Let the method check its options; of many rounds, if options follow schedules."""
     method = settings.wrapped_method
     training = settings.training
     rounds = settings.run.rounds
     is_constant = method.at(1, rounds) is method and training.at(1, rounds) is training
-    num_checked = 1 if is_constant else rounds
-    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, num_checked + 1))
+    num_checked = 1 if is_constant else min(rounds, MAX_CHECKED_ROUNDS)
+    checked = (1 + k * (rounds - 1) // max(1, num_checked - 1) for k in range(num_checked))
+    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in checked)
     for round_method, round_training in dict.fromkeys(pairs):
         round_method.check(task, round_training)
 
@@ -293,22 +349,29 @@ def _check_method_options(settings: RunSettings, task: Task) -> None:
 def _check_deployable(settings: RunSettings) -> None:
     """Raise ``UsageError`` for options that exist only in simulations."""
     run = settings.run
-    if run.holdout_clients:
-        raise UsageError(
-            "holdout_clients is for simulations: clients that are elsewhere cannot be held out"
-        )
-    if settings.timing.needs_simulated_clock or run.selection != "uniform":
-        raise UsageError(
-            "devices, semi, deadline, overselection, until and selection are for simulations: "
-            "clients that are elsewhere have a clock of their own"
-        )
-    if run.local_baseline:
-        raise UsageError(
-            "local_baseline is for simulations: clients that are elsewhere train with "
-            "--method local"
-        )
-    if run.attack:
-        raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
+    needs_clock = settings.timing.needs_simulated_clock or run.selection != "uniform"
+    refuse_all(
+        [
+            (
+                bool(run.holdout_clients),
+                "holdout_clients is for simulations: clients that are elsewhere cannot be held out",
+            ),
+            (
+                needs_clock,
+                "devices, semi, deadline, overselection, until and selection are for simulations: "
+                "clients that are elsewhere have a clock of their own",
+            ),
+            (
+                run.local_baseline,
+                "local_baseline is for simulations: clients that are elsewhere train with "
+                "--method local",
+            ),
+            (
+                bool(run.attack),
+                "attack is for simulations: clients that are elsewhere are what they are",
+            ),
+        ]
+    )
 
 
 class RunSession:
@@ -317,7 +380,7 @@ class RunSession:
     def __init__(
         self,
         settings: RunSettings,
-        task: Task,
+        task: ExperimentTask,
         folder: Folder,
         plan: ExecutorPlan,
         make_executor: MakeExecutor | None = None,
@@ -354,25 +417,28 @@ class RunSession:
         self.make_executor = make_executor or plan.make
         make = make_executor or with_attack(self.make_executor, run.attack)
         make = (lambda *_: multiprocess) if multiprocess else make
+        self.accountant = self._accountant()
         self.simulation = FederatedSimulation(
             settings.wrapped_method,
             task,
             settings.training,
             config,
             make,
-            self._privacy_ledger(),
+            self.accountant,
             settings.timing if self.is_simulation else None,
             memory_budget,
             settings.client_selection,
         )
+        self.min_replies = self.simulation.executor.min_replies
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.start_time = time.monotonic()
+        self.last_save = self.start_time
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
         """Best validation score and its round."""
         self.best_params: Params = {}
 
-    def _privacy_ledger(self) -> GaussianAccountant | None:
+    def _accountant(self) -> GaussianAccountant | None:
         """Return the accountant of a private run.
 
         Sampling amplifies privacy only in a simulation: remote clients know the seed, and hence
@@ -381,10 +447,10 @@ class RunSession:
         run = self.settings.run
         if not self.settings.privacy.is_enabled:
             return None
-        cohort = rng.cohort(run.seed, 1, self.task.num_clients, run.participation)
+        cohort = rng.cohort(run.seed, 1, self.task.info.num_clients, run.participation)
         return GaussianAccountant(
             self.settings.privacy,
-            self.task.num_clients,
+            self.task.info.num_clients,
             len(cohort),
             bool(self.settings.method.shared_param_names(self.task)),
             amplified=self.is_simulation,
@@ -394,8 +460,11 @@ class RunSession:
     def restore(self) -> None:
         """Load the last checkpoint."""
         self.best_params, meta = self.checkpoint.load()
-        self.folder.check()
-        self.records = self.folder.records()[: meta["round"]]
+        self.records = self.folder.records(meta["round"])
+        if len(self.records) < meta["round"]:
+            raise UsageError(
+                f"'{self.folder.rounds}' has fewer rounds than the checkpoint: it was cut or edited"
+            )
         self.start_time -= self.records[-1].clock or 0.0  # real time continues in deployments
         self.best = tuple(meta["best"]) if meta["best"] else None
 
@@ -411,9 +480,15 @@ class RunSession:
         Raises:
             Interrupted: If the user asked to stop; a checkpoint was saved.
         """
-        self.log_checksum = self.folder.write_rounds(self.records)
-        with threads(self.plan.threads), interruptible() as stop_requested:
+        self.log = RoundLog(self.folder, self.records)
+        if self.accountant is not None:
+            for request in self.simulation.executor.lost_requests(self.simulation.rounds_done):
+                self.accountant.count_lost(request)
+        with threads(self.plan.threads), interruptible(self.folder.path) as stop_requested:
             while not self._is_finished():
+                if reason := self._privacy_limit_reached():
+                    self._stop(reason)
+                    break
                 record = self._run_round()
                 if on_round_end and (reason := on_round_end(record)):
                     self._stop(reason)
@@ -426,9 +501,15 @@ class RunSession:
                 make=self.make_executor,
             )
             summary = self._summarise(final)
-        self._write_models()
-        self._write_clients(final)
-        self.folder.write_summary(summary)
+        io.make_folder(self.folder.models)
+        # The summary comes last: it marks the run as finished.
+        self.folder.write(
+            {
+                **self._model_files(final),
+                **self._client_tables(final),
+                self.folder.summary.name: summary_text(summary),
+            }
+        )
         return summary
 
     def _run_round(self) -> RoundRecord:
@@ -436,36 +517,63 @@ class RunSession:
         record = self.simulation.run_round()
         if not self.is_simulation:
             record = replace(record, clock=time.monotonic() - self.start_time)
-        score = validation_score(record, self.task.metric, self.task.higher_is_better)
+        score = validation_score(record, self.task.info.metric, self.task.info.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
             self.best = (score, record.round)
             self.best_params = self.simulation.params
         if record.stop is None and self._is_out_of_patience(record):
             patience = self.settings.run.patience
-            reason = f"no better validation score in {patience} evaluations"
+            reason = f"no lower validation loss in {patience} evaluations"
             record = replace(record, stop=reason)
         self.records.append(record)
-        self.log_checksum = self.folder.append_round(record, self.log_checksum)
-        if record.round % self.settings.run.checkpoint_every == 0 or self._is_finished():
+        self.log.append(record)
+        is_due = record.round % self.settings.run.checkpoint_every == 0
+        is_late = time.monotonic() - self.last_save > MAX_UNSAVED_SECONDS
+        if is_due or is_late or self._is_finished():
             self._save()
         return record
+
+    def _privacy_limit_reached(self) -> str | None:
+        """Return the reason to stop if another round would pass ``max_epsilon``.
+
+        Otherwise demand as many replies of the next round as keep it within the limit: the fewer
+        uploads are in a mean, the more each of them tells.
+        """
+        privacy = self.settings.privacy
+        run = self.settings.run
+        if self.accountant is None or not privacy.max_epsilon:
+            return None
+        assert isinstance(run.participation, float | int)
+        round = self.simulation.rounds_done + 1
+        ids = rng.cohort(run.seed, round, self.task.info.num_clients, run.participation)
+        num_needed = self.accountant.min_replies_within(ids, privacy.max_epsilon)
+        if num_needed is not None:
+            self.simulation.executor.min_replies = max(self.min_replies, num_needed)
+            return None
+        reason = (
+            f"another round would take epsilon above max_epsilon {privacy.max_epsilon:g} "
+            f"(client-level, delta {privacy.dp_delta:g})"
+        )
+        if not self.records:
+            raise UsageError(f"{reason}: rounds that were lost in a crash count too")
+        return reason
 
     def _is_out_of_patience(self, record: RoundRecord) -> bool:
         """Return whether validation has not improved for ``patience`` evaluations."""
         patience = self.settings.run.patience
-        if not patience or self.best is None:
+        if not patience:
             return False
-        best_round = self.best[1]
-        later = [one for one in [*self.records, record] if one.round > best_round]
-        return sum(one.evaluated for one in later) >= patience
+        info = self.task.info
+        return (
+            evaluations_without_gain([*self.records, record], info.metric, info.higher_is_better)
+            >= patience
+        )
 
     def _stop(self, reason: str) -> None:
         """End the run with the last round, which is already in the log."""
         self.records[-1] = replace(self.records[-1], stop=self.records[-1].stop or reason)
-        old_checksum = self.log_checksum
-        self.log_checksum = self.folder.checksum_of(self.records)
-        self._save(old_checksum)  # until the log is rewritten, either version is valid
-        self.folder.write_rounds(self.records)
+        self.log.rewrite(self.records)
+        self._save()
 
     def _is_finished(self) -> bool:
         """Return whether the last round was run or the run was stopped."""
@@ -474,22 +582,15 @@ class RunSession:
         last = self.records[-1]
         return last.round == self.settings.run.rounds or last.stop is not None
 
-    def _save(self, *other_checksums: int) -> None:
+    def _save(self) -> None:
         """Save a checkpoint.
 
         The log is synced first: a checkpoint must never contain a round that the log has lost.
-
-        Args:
-            other_checksums: Checksums of other versions of the log that fit this checkpoint.
         """
-        io.sync(self.folder.rounds)
-        meta: dict[str, object] = {
-            "round": self.simulation.rounds_done,
-            "best": self.best,
-            "config": io.checksum(self.folder.config.read_bytes()),
-            "log": [self.log_checksum, *other_checksums],
-        }
-        self.checkpoint.save(self.best_params, meta)
+        logs = self.log.sync()
+        about: dict[str, object] = {"round": self.simulation.rounds_done, "best": self.best}
+        self.checkpoint.save(self.best_params, about, logs)
+        self.last_save = time.monotonic()
 
     def _summarise(self, final: FinalScores) -> Summary:
         """Return the summary of the finished run."""
@@ -502,18 +603,23 @@ class RunSession:
             seed=run.seed,
             executor=self._executor_description() if self.is_simulation else None,
         )
-        summary = summarise(about, self.records, task.metric, task.higher_is_better)
-        if any(task.bytes_before):
-            before = Bytes(*task.bytes_before)
+        summary = summarise(about, self.records, task.info.metric, task.info.higher_is_better)
+        before = Bytes(task.preparation.upload_bytes, task.preparation.download_bytes)
+        if before.up or before.down:
             summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
+        extra = dict(task.summary(self.simulation.params))
+        backdoor = backdoor_success_rate(task, self.simulation.params)
+        if backdoor is not None:
+            extra["backdoor"] = backdoor
         newcomers = None
         if run.holdout_clients:
-            newcomers = score_heldout_clients(self.simulation, self.plan)
+            newcomers = score_heldout_clients(self.simulation, task, self.plan)
         return replace(
             summary,
             test=final.added_to(summary.test),
             undefined=final.undefined,
-            extra=task.summary(self.simulation.params),
+            same_rows=final.same_rows,
+            extra=extra,
             newcomers=newcomers,
             finetuned=finetuned(self.simulation) if run.finetune else None,
         )
@@ -528,36 +634,44 @@ class RunSession:
             text += f", {count} processes"
         return text
 
-    def _write_models(self) -> None:
-        """Write the card and the global, shared, frozen and personal models."""
-        io.make_folder(self.folder.models)
-        if card := Card.of(self.task, self.settings.run):
-            io.write_text(self.folder.card, card.write())
+    def _model_files(self, final: FinalScores) -> dict[str, Content]:
+        """Return the card, all models and what they say about rows, by file name."""
+        folder = self.folder
         method = self.settings.method
-        if frozen := self.task.frozen:
-            serialization.write_tensors(self.folder.models / "frozen.safetensors", frozen)
+        files: dict[str, Content] = {}
+        if card := Card.of(self.task, self.settings.run):
+            files[folder.card.name] = card.write()
+        models = {"frozen": self.task.frozen}
         if method.has_global(self.task):
-            serialization.write_tensors(
-                self.folder.models / "global.safetensors", self.simulation.params
-            )
-            if self.best_params:
-                serialization.write_tensors(
-                    self.folder.models / "global-best.safetensors", self.best_params
-                )
-        elif names := method.shared_param_names(self.task):
-            shared = {name: self.simulation.params[name] for name in names}
-            serialization.write_tensors(self.folder.models / "shared.safetensors", shared)
+            models |= {"global": self.simulation.params, "global-best": self.best_params}
+        else:
+            names = method.shared_param_names(self.task)
+            models["shared"] = {name: self.simulation.params[name] for name in names}
+        for name, params in models.items():
+            if params:
+                fill = partial(serialization.fill_tensors, tensors=params, texts={})
+                files[folder.model(name).name] = fill
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
-            each = personal_model_batches(self.simulation)
-            parts = ({"client_ids": torch.from_numpy(ids), **models} for ids, models in each)
-            serialization.write_stack(
-                self.folder.models / "personal.safetensors", len(self.simulation.store.ids), parts
-            )
+            files[folder.model("personal").name] = self._fill_personal_models
+        if final.baselines:
+            fill = partial(serialization.fill_tensors, tensors=final.baselines, texts={})
+            files[folder.baselines.name] = fill
+        for split, rows in final.outputs.items():
+            files[folder.outputs(split).name] = rows.fill
+        return files
 
-    def _write_clients(self, final: FinalScores) -> None:
-        """Write ``clients.csv`` (size, test scores and bytes) and ``labels.csv`` (class counts)."""
+    def _fill_personal_models(self, path: Path) -> None:
+        """Write the personal models of all clients, part by part."""
+        parts = (
+            {"client_ids": torch.from_numpy(ids), **models}
+            for ids, models in personal_model_batches(self.simulation)
+        )
+        serialization.fill_stack(path, len(self.simulation.store.ids), parts)
+
+    def _client_tables(self, final: FinalScores) -> dict[str, Content]:
+        """Return ``clients.csv`` (size, test scores, bytes) and ``labels.csv`` (class counts)."""
         store = self.simulation.store
-        metric = self.task.metric
+        metric = self.task.info.metric
         ids = store.ids
         columns: dict[str, list[Any]] = {
             **self._client_columns(ids),
@@ -569,21 +683,23 @@ class RunSession:
         columns |= final.columns
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
-        write_table(self.folder.clients, columns)
+        tables: dict[str, Content] = {self.folder.clients.name: table_text(columns)}
         if (
             self.is_simulation
             and isinstance(self.task, SupervisedTask)
-            and self.task.target_kind == "classification"
+            and self.task.info.target_kind == "classification"
             and len(ids) <= MAX_CLIENTS_IN_LABELS
         ):
             counts = self.task.label_counts(torch.from_numpy(ids)).T
-            names = self.task.class_names or tuple(map(str, range(len(counts))))
+            names = self.task.info.class_names or tuple(map(str, range(len(counts))))
             classes = {name: count.tolist() for name, count in zip(names, counts, strict=True)}
-            write_table(self.folder.labels, {**self._client_columns(ids), **classes})
+            labels = {**self._client_columns(ids), **classes}
+            tables[self.folder.labels.name] = table_text(labels)
+        return tables
 
     def _client_columns(self, ids: Ints) -> dict[str, list[Any]]:
         """Return the columns that identify clients: number, and name if clients have names."""
         columns: dict[str, list[Any]] = {"client": ids.tolist()}
-        if self.task.client_names:
-            columns["name"] = [self.task.client_names[k] for k in ids]
+        if self.task.info.client_names:
+            columns["name"] = [self.task.info.client_names[k] for k in ids]
         return columns

@@ -13,22 +13,24 @@ from statistics import fmean
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.core import Method
 from equipoise.experiment.runner import run
 from equipoise.methods import find_method
-from equipoise.records.run_dir import Folder
+from equipoise.records.manifest import CheckedFolder, seal_line, unseal_line
+from equipoise.records.run_dir import CHECKPOINTS, MODELS, Folder
 from equipoise.records.summary import validation_score
 from equipoise.settings.option_registry import find, options, resolve_names
 from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 from equipoise.utils.metrics import higher_is_better
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
 
+BEST_FILE = "best.json"  # options that a search found
 NUM_SCORED_EVALUATIONS = 3  # a trial is scored by the mean of its last 3 evaluations
 OnTrialEnd = Callable[[str, int, float | None, dict[str, float]], None]
 """Called after each trial with the method, the number, the score and the options tried."""
@@ -95,7 +97,7 @@ def tune(
             )
         best = dict(study.best_trial.params)
         result = {"method": method, "score": study.best_value, "trials": trials, "options": best}
-        io.write_text(out / "best.json", json.dumps(result, indent=1))
+        CheckedFolder(out).file(BEST_FILE).write(json.dumps(result, indent=1))
     return best
 
 
@@ -130,15 +132,22 @@ class _Journal:
             io.write_bytes(path, whole)
 
     def read_logs(self, log_number_from: int) -> list[dict[str, object]]:
+        lines = self.path.read_bytes().splitlines(keepends=True)
         try:
-            return [
-                json.loads(line) for line in self.path.read_bytes().splitlines()[log_number_from:]
-            ]
+            return [self._parse_line(line) for line in lines[log_number_from:]]
         except ValueError as error:
             raise UsageError(f"'{self.path}' is damaged: choose another --out ({error})") from error
 
+    @staticmethod
+    def _parse_line(line: bytes) -> dict[str, object]:
+        text = unseal_line(line)
+        if text is None:
+            raise ValueError("the checksum of a line does not match")
+        log: dict[str, object] = json.loads(text)
+        return log
+
     def append_logs(self, logs: list[dict[str, object]]) -> None:
-        io.append(self.path, "".join(json.dumps(log) + "\n" for log in logs))
+        io.append(self.path, b"".join(seal_line(json.dumps(log)) for log in logs).decode())
         io.sync(self.path)
 
 
@@ -186,15 +195,12 @@ def read_best(folder: Path, method: str) -> dict[str, object]:
     Raises:
         UsageError: If there is no such search, or its file is damaged.
     """
-    path = folder / method / "best.json"
-    if not path.is_file():
+    file = CheckedFolder(folder / method).file(BEST_FILE)
+    if not file.exists():
         raise UsageError(
-            f"there is no '{path}': run 'equipoise tune --methods {method} --out {folder}' first"
+            f"there is no '{file}': run 'equipoise tune --methods {method} --out {folder}' first"
         )
-    try:
-        best: dict[str, object] = json.loads(path.read_text())["options"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"'{path}' is damaged: {error}") from error
+    best: dict[str, object] = json.loads(file.read_text())["options"]
     return best
 
 
@@ -210,8 +216,7 @@ def _score(flat: dict[str, object], folder: Path, resources: ResourceConfig | No
     metric = evaluated[-1].trained.headline or ""
     scores = [validation_score(record, metric, higher_is_better(metric)) for record in evaluated]
     last = [score for score in scores[-NUM_SCORED_EVALUATIONS:] if score is not None]
-    io.remove(folder / "checkpoint")
-    io.remove(folder / "models")
+    Folder(folder).forget([CHECKPOINTS, MODELS])
     return fmean(last) if last else None
 
 
@@ -223,18 +228,18 @@ def _suggest(trial: Trial, name: str, low: float, high: float) -> float | int:
 
 def _check_same_search(out: Path, about: dict[str, object]) -> None:
     """Raise ``UsageError`` if the folder holds another search."""
-    path = out / "search.json"
+    file = CheckedFolder(out).file("search.json")
     text = json.dumps(about, indent=1)
-    if path.exists() and json.loads(path.read_text()) != json.loads(text):
+    if file.exists() and file.read_text() != text:
         raise UsageError(f"'{out}' holds another search: choose another --out")
-    io.write_text(path, text)
+    file.write(text)
 
 
 def _optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
-        raise UsageError("tuning needs Optuna: pip install 'equipoise[tune]'") from error
+        raise UsageError(f"tuning needs Optuna: {install_hint('tune')}") from error
     import optuna.storages.journal
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -26,14 +26,14 @@ class AuditLog:
         """Set the file; nothing is written if it is ``None``."""
         self.file = file
 
-    def record(self, event: str, **about: object) -> None:
+    def record(self, event: str, **metadata: object) -> None:
         """Append an event with the current time."""
         if self.file is None:
             return
         if not self.file.exists():
             io.make_folder(self.file.parent, private=True)
             io.write_bytes(self.file, b"", private=True)
-        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **about}
+        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **metadata}
         io.append(self.file, json.dumps(line) + "\n")
 
     def record_exchange(
@@ -42,9 +42,9 @@ class AuditLog:
         """Record the digest of each message and of its reply, or why there was none."""
         for client, data in sent.items():
             answer = replies.get(client, "no reply in time")
-            reply: dict[str, object] = {"came": answer}
+            reply: dict[str, object] = {"reply": answer}
             if not isinstance(answer, str):
-                reply = {"came": digest(answer), "bytes": len(answer)}
+                reply = {"reply": digest(answer), "bytes": len(answer)}
             self.record("exchange", client=client, sent=digest(data), **reply)
 
 

@@ -8,11 +8,17 @@ that was not accepted is dropped on both sides.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from equipoise.core import Params, State
 from equipoise.flower.codec import InvalidMessage
+from equipoise.records.manifest import CheckedFile, Content
+from equipoise.records.run_dir import Folder
 from equipoise.utils import io, serialization
+from equipoise.utils.config_file import config_text
 from equipoise.utils.errors import UsageError
 
 
@@ -20,6 +26,16 @@ class ClientStateStore:
     """State of one client in one run."""
 
     def __init__(self, root: Path, run: str, client: int) -> None:
+        """Open the client's folder of a run.
+
+        Args:
+            root: The node's folder.
+            run: Id of the run.
+            client: Id of the client.
+
+        Raises:
+            UsageError: If the id of the run could be a path.
+        """
         if not run.isalnum():
             raise UsageError(f"the run's id is '{run[:40]}': must be letters and digits")
         self.path = root / run / f"client-{client}"
@@ -45,9 +61,35 @@ class ClientStateStore:
             if old not in (self._file(round), self._file(taken)):
                 io.remove(old)
 
-    def save_model(self, params: Params) -> None:
-        """Save the model that this client would use now, as a plain file for its owner."""
-        serialization.write_tensors(self.path / "model.safetensors", params)
+    @property
+    def folder(self) -> Folder:
+        """The client's folder as one that ``predict`` and ``export`` read."""
+        return Folder(self.path)
+
+    def save_model(
+        self, params: Params, frozen: Params, card: str, options: Mapping[str, Any]
+    ) -> None:
+        """Save the model that this client would use now, with all that is needed to use it.
+
+        The folder can be given to ``equipoise predict`` and ``export`` like that of a run: the
+        client's own model is in the place of the global model.
+
+        Args:
+            params: Parameters of the model.
+            frozen: Parameters that are never trained.
+            card: Card of the model as JSON; empty if the task learns no network.
+            options: Options of the run.
+        """
+        folder = self.folder
+        files: dict[str, Content] = {}
+        if not folder.has_config():
+            io.make_folder(folder.models, private=True)
+            if frozen:
+                files[folder.model("frozen").name] = _tensor_writer(frozen)
+            if card:
+                files[folder.card.name] = card
+            files[folder.config.name] = config_text(options)
+        folder.write({folder.model("global").name: _tensor_writer(params), **files})
 
     def load_model(self) -> Params:
         """Return the model that :meth:`save_model` saved.
@@ -55,31 +97,40 @@ class ClientStateStore:
         Raises:
             InvalidMessage: If there is none.
         """
-        file = self.path / "model.safetensors"
-        if not file.is_file():
+        file = self.folder.model("global")
+        if not file.exists():
             raise InvalidMessage("it has no model of this run")
-        return serialization.read_tensors(file)[0]
+        return file.read_tensors()
 
     @property
-    def preparation_file(self) -> Path:
+    def preparation(self) -> CheckedFile:
         """File with the preprocessing of raw tables, as the server sent it."""
-        return self.path / "preparation.json"
+        return self.folder.preparation
 
     def save_preparation(self, text: str) -> None:
         """Save the preprocessing of raw tables."""
         io.make_folder(self.path, private=True)
-        io.write_text(self.preparation_file, text)
+        self.preparation.write(text)
 
-    def save_secagg_input(self, round: int, part: Params, member: str) -> None:
-        """Save this client's input of a secure sum and its protocol state; delete older ones."""
+    def save_secagg_input(self, round: int, part: Params, update_digest: str, member: str) -> None:
+        """Save this client's input of a secure sum and its protocol state; delete older ones.
+
+        Args:
+            round: Number of the round.
+            part: The input.
+            update_digest: Digest of the update from which the input was made.
+            member: Protocol state.
+        """
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
             io.remove(old)
-        serialization.write_tensors(self.path / f"part-{round}.safetensors", part)
+        metadata = {"update": update_digest}
+        serialization.write_tensors(self.path / f"part-{round}.safetensors", part, metadata)
         self.save_secagg_state(round, member)
 
-    def load_secagg_input(self, round: int) -> Params:
-        """Return this client's input of a secure sum."""
-        return serialization.read_tensors(self.path / f"part-{round}.safetensors")[0]
+    def load_secagg_input(self, round: int) -> tuple[Params, str]:
+        """Return this client's input of a secure sum, and the digest of its update."""
+        part, metadata = serialization.read_tensors(self.path / f"part-{round}.safetensors")
+        return part, metadata["update"]
 
     def save_secagg_state(self, round: int, member: str) -> None:
         """Save the state of the secure aggregation protocol."""
@@ -103,3 +154,72 @@ class ClientStateStore:
 
     def _file(self, round: int) -> Path:
         return self.path / f"round-{round}.safetensors"
+
+
+class RevealedUpdates:
+    """Which updates a client has given to secure sums, over all runs.
+
+    The difference of two sums that have all updates in common but one is that one update. So a
+    client gives one update per round, and never the same update twice.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Open the record; the file is created with the first update."""
+        self.file = file
+
+    def check_round(self, run: str, round: int) -> None:
+        """Refuse a round for which this client has given an update, and all rounds before it.
+
+        Args:
+            run: Id of the run.
+            round: Number of the round.
+
+        Raises:
+            InvalidMessage: If the round is refused.
+        """
+        last = self._read()[0].get(run, 0)
+        if round <= last:
+            raise InvalidMessage(
+                f"this client has given its update of round {last} to a secure sum: it answers "
+                f"round {last + 1} and later ones"
+            )
+
+    def check_update(self, digest: str) -> None:
+        """Refuse an update that this client has given before, in any run.
+
+        Args:
+            digest: Digest of the update before weighting, because the server chooses weights.
+
+        Raises:
+            InvalidMessage: If the same update was given before.
+        """
+        if digest in self._read()[1]:
+            raise InvalidMessage(
+                "this client has given the very same update to a secure sum before, and two sums "
+                "with it could be subtracted: choose another seed"
+            )
+
+    def record(self, run: str, round: int, digest: str) -> None:
+        """Write down an update before it leaves, masked."""
+        last_rounds, digests = self._read()
+        last_rounds[run] = round
+        table = {"last_rounds": last_rounds, "digests": [*digests, digest]}
+        io.make_folder(self.file.parent, private=True)
+        io.write_text(self.file, json.dumps(table))
+
+    def _read(self) -> tuple[dict[str, int], list[str]]:
+        """Return the last round of each run, and the digests of all updates."""
+        if not self.file.exists():
+            return {}, []
+        try:
+            table = json.loads(io.read_text(self.file))
+            return table["last_rounds"], table["digests"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"'{self.file}' is damaged: this client's record of its secure sums is lost"
+            ) from error
+
+
+def _tensor_writer(tensors: Params) -> Callable[[Path], None]:
+    """Return a function that writes tensors to a file."""
+    return lambda file: serialization.fill_tensors(file, tensors, {})

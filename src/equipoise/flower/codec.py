@@ -29,17 +29,17 @@ class PreparationMissing(InvalidMessage):
     """A client lacks the preprocessing of raw tables; the server sends it again."""
 
 
-def encode(tree: State, about: Metadata) -> bytes:
+def encode(tree: State, metadata: Metadata) -> bytes:
     """Encode a message.
 
     Args:
         tree: Tensors.
-        about: JSON metadata.
+        metadata: JSON metadata.
 
     Returns:
         The message.
     """
-    return serialization.encode(tree, about)
+    return serialization.encode(tree, metadata)
 
 
 def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
@@ -58,12 +58,12 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
     if limit is not None and len(data) > limit:
         raise InvalidMessage(f"{len(data)} bytes came, at most {limit} were expected")
     try:
-        tree, about = serialization.decode(data)
+        tree, metadata = serialization.decode(data)
     except serialization.MALFORMED as error:
         raise InvalidMessage(f"it cannot be read ({type(error).__name__})") from error
-    if not isinstance(about, dict):
+    if not isinstance(metadata, dict):
         raise InvalidMessage("it does not say what it is about")
-    return tree, about
+    return tree, metadata
 
 
 def decode_reply(
@@ -86,15 +86,15 @@ def decode_reply(
     """
     if not isinstance(answer, bytes):
         raise NoReply(answer or "no reply in time")
-    tree, about = decode(answer, limit)
-    if "error" in about:
-        is_unprepared = about.get("unprepared") is True
+    tree, metadata = decode(answer, limit)
+    if "error" in metadata:
+        is_unprepared = metadata.get("unprepared") is True
         error = PreparationMissing if is_unprepared else InvalidMessage
-        raise error(f"it reports {str(about['error'])[:500]!r}")
+        raise error(f"it reports {str(metadata['error'])[:500]!r}")
     for name, value in sender.items():
-        if type(about.get(name)) is not type(value) or about[name] != value:
+        if type(metadata.get(name)) is not type(value) or metadata[name] != value:
             raise InvalidMessage("it answers another message")
-    return tree, about
+    return tree, metadata
 
 
 def check_like(tree: object, like: State | Tensor, where: str = "reply") -> None:
@@ -141,13 +141,13 @@ def check_finite(tree: State, where: str) -> None:
             raise InvalidMessage(f"{where}/{name} holds NaN or infinity")
 
 
-def read_int(about: Metadata, name: str, minimum: int) -> int:
+def read_int(metadata: Metadata, name: str, minimum: int) -> int:
     """Read an integer from metadata.
 
     Raises:
         InvalidMessage: If it is missing, no integer, or below ``minimum``.
     """
-    value = about.get(name)
+    value = metadata.get(name)
     if type(value) is not int or not minimum <= value < 2**53:
         raise InvalidMessage(
             f"its {name} is {str(value)[:40]}: must be a whole number of at least {minimum}"

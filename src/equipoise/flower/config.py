@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config.schema import Options, option
+from equipoise.flower.egress import NO_RULES, EgressRules
 from equipoise.privacy.budget import DEFAULT_DELTA
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
+from equipoise.wrappers.secure_aggregation import MAX_CLIENTS, MIN_CLIENTS
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class NodeConfig:
         max_delta: The delta at which the budget is judged, because the run's own delta is chosen
             by the server.
         name: Name of this client in tables and reports; its number if empty.
+        max_clients: Largest number of clients in a secure sum that the owner believes in. More
+            keys are refused, and the budget counts on no more. If ``None``, 100 keys are accepted
+            and an upload costs as much as one that the server sees alone.
+        rules: What may leave this client.
     """
 
     client: int
@@ -100,6 +106,8 @@ class NodeConfig:
     max_epsilon: float | None = None
     max_delta: float = DEFAULT_DELTA
     name: str = ""
+    max_clients: int | None = None
+    rules: EgressRules = NO_RULES
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> NodeConfig:
@@ -130,4 +138,19 @@ class NodeConfig:
             raise UsageError(
                 f"the node's name is {name!r}: must be a text of at most {MAX_NAME_LENGTH} letters"
             )
-        return cls(client, Path(state), str(table.get("data", "")), most, delta, name)
+        max_clients = table.get("max-clients")
+        if max_clients is not None and (
+            type(max_clients) is not int or not MIN_CLIENTS <= max_clients <= MAX_CLIENTS
+        ):
+            raise UsageError(
+                f"the node's max-clients is {max_clients!r}: must be a whole number from "
+                f"{MIN_CLIENTS} to {MAX_CLIENTS}"
+            )
+        rules_file = table.get("rules", "")
+        if not isinstance(rules_file, str) or (rules_file and not Path(rules_file).is_absolute()):
+            raise UsageError(
+                f"the node's rules are {rules_file!r}: must be the absolute path of a node.toml"
+            )
+        rules = EgressRules.load(Path(rules_file)) if rules_file else NO_RULES
+        data = str(table.get("data", ""))
+        return cls(client, Path(state), data, most, delta, name, max_clients, rules)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.flower.project import parse_address
+from equipoise.utils.errors import install_hint
 
 TESTED_VERSION = "1.41."
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -66,7 +67,7 @@ def _version() -> Finding:
     except importlib.metadata.PackageNotFoundError:
         return Finding(
             "wrong",
-            "Flower is not installed: pip install 'equipoise[flower]' in an environment of its own",
+            f"Flower is not installed; in an environment of its own: {install_hint('flower')}",
         )
     return _finding(
         version.startswith(TESTED_VERSION),

@@ -19,11 +19,13 @@ from typing import Any
 from equipoise.experiment.runner import build_task
 from equipoise.flower import config
 from equipoise.flower.doctor import ENVIRONMENT
+from equipoise.flower.progress import ProgressLog
 from equipoise.flower.project import parse_address
-from equipoise.records.run_dir import Folder
 from equipoise.simulation.executor_selection import available_cores
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
+FAILURE = "equipoise: the run cannot go on: "
+"""Begins the line in the log of a server app that says why it failed."""
 STATUS_INTERVAL = 10.0  # seconds between questions about the run's status
 SIMULATION_ENVIRONMENT = {
     **ENVIRONMENT,
@@ -47,27 +49,27 @@ def run_app(app: Path, address: str, ca: Path | None) -> int:
         UsageError: If an option is wrong, or the SuperLink refuses the app.
     """
     settings, deployment = config.read_app_config(read_app_options(app))
-    folder = Folder(Path(deployment.out))
+    progress = ProgressLog(Path(deployment.out))
     with tempfile.TemporaryDirectory() as home:
         link = FlowerCli(home, address, ca)
         done = link.run_json("did not take the app", "run", str(app.resolve()))
         number = str(done["run-id"])
         print(
-            f"run {number} of {settings.run.method} on {address}; results in {folder.path}",
+            f"run {number} of {settings.run.method} on {address}; results in {deployment.out}",
             flush=True,
         )
         try:
-            status = _follow(link, number, folder)
+            status = _follow(link, number, progress)
         except KeyboardInterrupt:
             print("not waiting any longer; the run goes on ('flwr stop' ends it)", file=sys.stderr)
             return 1
         if status == "finished:completed":
-            print(f"finished; everything is in {folder.path}")
+            print(f"finished; everything is in {deployment.out}")
             return 0
+        next_step = "go on after the last whole round" if progress.read() else "start it again"
         print(
-            f"equipoise: the run ended as '{status}'; its last lines:\n"
-            f"{link.last_log_lines(number)}\n"
-            f"go on after the last whole round with: equipoise flower run {app}",
+            f"equipoise: the run ended as '{status}': {link.failure(number)}\n"
+            f"{next_step} with: {link.run_command(app)}",
             file=sys.stderr,
         )
         return 1
@@ -89,24 +91,20 @@ def read_app_options(app: Path) -> dict[str, Any]:
     return table
 
 
-def _follow(link: FlowerCli, number: str, folder: Folder) -> str:
-    """Print rounds as they are written, and return the run's last status."""
-    shown = len(folder.records())
+def _follow(link: FlowerCli, number: str, progress: ProgressLog) -> str:
+    """Print the lines of the server app as they are written, and return the run's last status."""
+    num_printed = len(progress.read())
     asked = 0.0
     status = ""
     while True:
         if time.monotonic() - asked > STATUS_INTERVAL:
             asked = time.monotonic()
             status = link.status(number)
-        # Read after the status, so that all rounds of a finished run are printed.
-        records = folder.records()
-        for record in records[shown:]:
-            absent = f"; absent: {', '.join(map(str, record.absent))}" if record.absent else ""
-            print(
-                f"round {record.round}: {record.clients} asked, {record.seconds:.1f} s{absent}",
-                flush=True,
-            )
-        shown = max(shown, len(records))
+        # Read after the status, so that all lines of a finished run are printed.
+        lines = progress.read()
+        for line in lines[num_printed:]:
+            print(line, flush=True)
+        num_printed = max(num_printed, len(lines))
         if status == "unknown" or status.startswith("finished"):
             return status
         time.sleep(1)
@@ -117,6 +115,7 @@ class FlowerCli:
 
     Attributes:
         address: Address of the SuperLink.
+        ca: Certificate of the CA.
     """
 
     def __init__(self, home: str, address: str, ca: Path | None) -> None:
@@ -134,6 +133,7 @@ class FlowerCli:
         if ca is not None and not ca.is_file():
             raise UsageError(f"there is no certificate '{ca}'")
         self.address = address
+        self.ca = ca
         self._env = {**os.environ, **ENVIRONMENT, "FLWR_HOME": home}
         safe = f"root-certificates = {json.dumps(str(ca.resolve()))}" if ca else "insecure = true"
         Path(home, "config.toml").write_text(
@@ -153,18 +153,36 @@ class FlowerCli:
         answer = self._query(*command)
         if not answer.get("success"):
             reason = " ".join(str(answer.get("error-message", answer)).split())
-            raise UsageError(f"the SuperLink at {self.address} {refusal}: {reason}"[:400])
+            text = f"the SuperLink at {self.address} {refusal}: {reason}"[:400]
+            raise UsageError(text + self._tls_hint(reason))
         return answer
+
+    def run_command(self, app: Path) -> str:
+        """Return the command that starts or resumes an app on this SuperLink."""
+        ca = f" --ca {self.ca}" if self.ca else ""
+        return f"equipoise flower run {app} --superlink {self.address}{ca}"
+
+    def _tls_hint(self, reason: str) -> str:
+        """Return what to do if a connection failed, perhaps because only one side uses TLS."""
+        if "unavailable" not in reason.lower():
+            return ""
+        if self.ca is None:
+            return "; if it uses TLS, give its CA: --ca certs/ca.pem"
+        return f"; if it runs, check that it uses TLS with a certificate of '{self.ca}'"
 
     def status(self, number: str) -> str:
         """Return the status of a run."""
         runs = self._query("list", "--run-id", number).get("runs")
         return str(runs[0]["status"]) if runs else "unknown"
 
-    def last_log_lines(self, number: str) -> str:
-        """Return the end of a run's log."""
-        done = self._call("log", number, "link", "--show")
-        return "\n".join(done.stdout.splitlines()[-15:])
+    def failure(self, number: str) -> str:
+        """Return why a run failed: the sentence of the server app, or the end of its log."""
+        lines = self._call("log", number, "link", "--show").stdout.splitlines()
+        for line in reversed(lines):
+            _, found, reason = line.partition(FAILURE)
+            if found:
+                return reason
+        return "its last lines:\n" + "\n".join(lines[-15:])
 
     def _query(self, *command: str) -> dict[str, Any]:
         """Run a command; if it does not print JSON, return its output as an error message."""
@@ -218,11 +236,11 @@ def simulate_app(app: Path) -> int:
     settings, deployment = config.read_app_config(table)
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
-            "this needs Flower's simulation runtime: pip install 'equipoise[flower-simulation]'"
+            f"this needs Flower's simulation runtime: {install_hint('flower-simulation')}"
         )
     if deployment.nodes:
         raise UsageError("nodes is for deployments: virtual nodes have no keys")
-    clients = build_task(settings).num_clients
+    clients = build_task(settings).info.num_clients
     os.environ.update(SIMULATION_ENVIRONMENT)
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp

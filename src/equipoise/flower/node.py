@@ -8,17 +8,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+import msgspec
 import torch
 
 from equipoise import __version__
-from equipoise.core import Blocks, ClientState, ClientUpdate, Params, ServerMessage, State, Task
+from equipoise.core import (
+    Blocks,
+    ClientResult,
+    ClientState,
+    ClientUpdate,
+    ExperimentTask,
+    Params,
+    ServerMessage,
+    State,
+)
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.model_card import Card
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, secagg
-from equipoise.flower.client_state import ClientStateStore
+from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
 from equipoise.flower.codec import InvalidMessage, Metadata, PreparationMissing
 from equipoise.flower.config import NodeConfig
+from equipoise.flower.egress import EgressCounter
+from equipoise.flower.secagg import SecureSumMember
 from equipoise.flower.table_agreement import (
     PreprocessingAgreement,
     client_statistics,
@@ -47,7 +60,7 @@ class Node:
         self,
         given: Mapping[str, object],
         config: NodeConfig,
-        task: Task | None = None,
+        task: ExperimentTask | None = None,
         draw: NormalSampler = secret_normal,
     ) -> None:
         """Set up the client.
@@ -68,17 +81,17 @@ class Node:
         self.raw = raw_table_config(self.settings)
         if task is not None:
             self.task = task
-        clients = self.raw.clients if self.raw else self.task.num_clients
+        clients = self.raw.clients if self.raw else self.task.info.num_clients
         if config.client >= clients:
             raise UsageError(
                 f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
             )
-        # Uploads in the sum that hides this client's, at most.
-        self._max_summed = clients if self.settings.run.secure else 1
+        self.settings = self.settings.with_chosen_noise(clients, is_simulation=False)
         self.id = torch.tensor(config.client)
         self.method = with_secure_aggregation(
             with_differential_privacy(self.settings.method, self.settings.privacy, draw),
             self.settings.run.secure,
+            keeps_update=True,
         )
         self.budget = PrivacyBudget(
             config.state_dir / "privacy.json",
@@ -88,7 +101,7 @@ class Node:
         )
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> ExperimentTask:
         """The task; with raw tables, it can be built once their preprocessing is known."""
         return build_task(self.settings)
 
@@ -100,130 +113,212 @@ class Node:
     def answer(self, data: bytes) -> bytes:
         """Answer a message; an error is sent as one sentence."""
         try:
-            tree, about = codec.decode(data)
-            kind = about.get("kind")
+            tree, metadata = codec.decode(data)
+            kind = metadata.get("kind")
             if kind == "hello":
                 return codec.encode({}, self._introduction())
-            if kind == "tell":
-                self.budget.check(self._max_summed)
+            if kind == "statistics":
+                self.budget.check()
+                self.config.rules.check_statistics(self.raw.num_train_rows if self.raw else 0)
                 return codec.encode(
                     {}, client_statistics(self.settings, self.config.client, self.config.name)
                 )
-            if about.get("client") != self.config.client:
+            if metadata.get("client") != self.config.client:
                 raise InvalidMessage(
-                    f"the message is for client {about.get('client')}, this is client "
+                    f"the message is for client {metadata.get('client')}, this is client "
                     f"{self.config.client}"
                 )
             if kind == "score":
-                return codec.encode({}, self._score(about))
+                return codec.encode({}, self._score(metadata))
             answer = self._sum if kind in secagg.PHASES else self._round
-            return codec.encode(*answer(tree, about))
+            return codec.encode(*answer(tree, metadata))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
             return encode_error(error)
 
     def _introduction(self) -> Metadata:
-        """Introduce this client; under differential privacy its number of samples is hidden."""
-        if self.settings.privacy.has_noise:
+        """Introduce this client; with noise, a budget or a rule, its samples are hidden."""
+        config = self.config
+        is_hidden = config.max_epsilon is not None or not config.rules.samples
+        if self.settings.privacy.has_noise or is_hidden:
             samples = 1
+        elif self.raw:
+            samples = self.raw.num_train_rows
         else:
-            samples = (
-                self.raw.num_train_rows
-                if self.raw
-                else int(self.task.num_examples(self.id.reshape(1))[0])
-            )
-        return {"client": self.config.client, "samples": samples, "version": __version__}
+            samples = int(self.task.num_examples(self.id.reshape(1))[0])
+        return {
+            "client": self.config.client,
+            "name": self.config.name,
+            "samples": samples,
+            "version": __version__,
+        }
 
-    def _prepare(self, about: Metadata, disk: ClientStateStore) -> None:
+    def _num_rows(self, split: str) -> int:
+        """Return the number of this client's rows in a split."""
+        return int(self.task.num_rows(self.id.reshape(1), split)[0])
+
+    def _prepare(self, metadata: Metadata, disk: ClientStateStore) -> None:
         """Apply the preprocessing that the server sent with this message or an earlier one."""
-        if isinstance(text := about.get("preparation"), str):
+        if isinstance(text := metadata.get("preparation"), str):
             disk.save_preparation(
                 Preprocessor.from_json(text, "the server's preparation").to_json()
             )
-        if not disk.preparation_file.is_file():
+        if not disk.preparation.exists():
             raise PreparationMissing(
                 "it does not know how raw tables are prepared: it is told with the next round"
             )
         self.settings = PreprocessingAgreement(
-            Preprocessor.load(disk.preparation_file), 0
+            Preprocessor.from_json(disk.preparation.read_text(), f"'{disk.preparation}'"), 0
         ).settings(self.settings)
 
-    def _score(self, about: Metadata) -> Metadata:
+    def _score(self, metadata: Metadata) -> Metadata:
         """Return the scores of this client's own model at the end of the run."""
         if self.settings.privacy.has_noise:
             raise InvalidMessage("under dp_noise this client tells no scores")
-        disk = ClientStateStore(self.config.state_dir, str(about.get("run")), self.config.client)
+        self.budget.check()
+        disk = ClientStateStore(self.config.state_dir, str(metadata.get("run")), self.config.client)
         if self.raw:
-            self._prepare(about, disk)
+            self._prepare(metadata, disk)
         own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
+        num_rows = self._num_rows("test")
+        rules = self.config.rules
+        may_leave = {name: rules.may_leave(name, num_rows) for name in own.scores}
+        baselines = _without_nan(own.beside)
+        if not rules.may_leave(self.task.info.metric, num_rows):
+            baselines = dict.fromkeys(baselines)
         return {
             "client": self.config.client,
-            "scores": _without_nan(own.scores),
-            "beside": _without_nan(own.beside),
+            "scores": {
+                name: value if may_leave[name] else None
+                for name, value in _without_nan(own.scores).items()
+            },
+            "baselines": baselines,
         }
 
-    def _round(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
+    def _round(self, tree: State, metadata: Metadata) -> tuple[State, Metadata]:
         """Train one round."""
-        round = codec.read_int(about, "round", 1)
-        taken = codec.read_int(about, "taken", 0)
-        self.budget.check(self._max_summed)
-        disk = ClientStateStore(self.config.state_dir, str(about.get("run")), self.config.client)
+        round = codec.read_int(metadata, "round", 1)
+        accepted_round = codec.read_int(metadata, "accepted_round", 0)
+        run = str(metadata.get("run"))
+        disk = ClientStateStore(self.config.state_dir, run, self.config.client)
+        member = self._secure_sum_member(run, disk)
+        if isinstance(self.method, SecureAggregation):
+            member.check_round(round)
+        else:
+            self.budget.check()
         if self.raw:
-            self._prepare(about, disk)
-        if about.get("frozen", "") != self._frozen:
+            self._prepare(metadata, disk)
+        if metadata.get("frozen", "") != self._frozen:
             raise InvalidMessage(
                 "its frozen parameters are not the server's: give both the same file "
                 "(--init-weights) or folder (--pretrained)"
             )
-        s = self.settings
-        initial = self.task.init_params(s.run.seed)
-        held = (
-            from_dict(ClientState, kept)
-            if taken and (kept := disk.load(taken)) is not None
-            else None
-        )
-        lost = bool(taken) and held is None
-        if lost:
-            LOG.warning(
-                "client %d has lost its state of round %d and starts afresh",
-                self.config.client,
-                taken,
-            )
-        client = Loop(self.method, self.task, s.training, s.run.seed, s.run.rounds)
-        with torch.no_grad():
-            if held is None:
-                held = index(
-                    init_client_states(
-                        self.method, self.task, self.id.reshape(1), initial, keeps_local=True
-                    ),
-                    0,
-                )
-            down = decode_message(tree, about, initial, self.task.blocks)
-            splits = () if s.privacy.has_noise else _splits(about)
-            reply = strip_unprotected(
-                self.method, client.run_client(round, splits, self.id, down, held)
-            )
-        after = reply.client_state
-        codec.check_finite(to_dict(after), "after training, client")
-        disk.save(round, to_dict(replace(after, personal=None)), taken)
-        disk.save_model(after.local_params if after.personal is None else after.personal)
-        told = {**self._introduction(), "run": str(about["run"]), "round": round, "lost": lost}
-        if isinstance(
-            self.method, SecureAggregation
-        ):  # what is uploaded stays here until its masks are agreed on
-            keys = secagg.start_round(
-                disk, self.method, self.config.client, str(about["run"]), round, reply.update
-            )
-            return replace(reply, update=ClientUpdate({})).to_message(), {**told, **keys}
+        EgressCounter(self.config.state_dir / "egress.json", self.config.rules).count_round(run)
+        reply, is_lost = self._train(tree, metadata, disk, round, accepted_round)
+        num_rows = {split: self._num_rows(split) for split in reply.scores}
+        scores, withheld = self.config.rules.withhold_scores(reply.scores, num_rows)
+        reply = replace(reply, scores=scores)
+        metadata = {**self._introduction(), "run": run, "round": round, "lost": is_lost}
+        if withheld:
+            LOG.info("round %d: withheld by this node's rules: %s", round, ", ".join(withheld))
+            metadata["withheld"] = withheld
+        if isinstance(self.method, SecureAggregation):
+            # The upload stays here until its masks are agreed on.
+            keys = member.start_round(self.method, round, reply.update)
+            return replace(reply, update=ClientUpdate({})).to_message(), {**metadata, **keys}
         self.budget.spend()
-        return reply.to_message(), told
+        return reply.to_message(), metadata
 
-    def _sum(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
+    def _train(
+        self,
+        tree: State,
+        metadata: Metadata,
+        disk: ClientStateStore,
+        round: int,
+        accepted_round: int,
+    ) -> tuple[ClientResult, bool]:
+        """Run this client's round and save its new state and model.
+
+        Args:
+            tree: Tensors of the server's message.
+            metadata: Metadata of the server's message.
+            disk: The client's own disk.
+            round: Number of the round.
+            accepted_round: Round of this client that the server accepted last; 0 for none.
+
+        Returns:
+            The result, and whether the state after that round was lost.
+
+        Raises:
+            InvalidMessage: If the message does not fit, or training diverged without noise.
+        """
+        settings = self.settings
+        initial = self.task.init_params(settings.run.seed)
+        before = self._load_state(disk, accepted_round)
+        is_lost = bool(accepted_round) and before is None
+        executor = Loop(
+            self.method, self.task, settings.training, settings.run.seed, settings.run.rounds
+        )
+        with torch.no_grad():
+            if before is None:
+                states = init_client_states(
+                    self.method, self.task, self.id.reshape(1), initial, keeps_local=True
+                )
+                before = index(states, 0)
+            message = decode_message(tree, metadata, initial, self.task.info.blocks)
+            splits = () if settings.privacy.has_noise else _splits(metadata)
+            result = executor.run_client(round, splits, self.id, message, before)
+        result = strip_unprotected(self.method, result)
+        self.config.rules.check_decisions(result)
+        after = result.client_state
+        try:
+            codec.check_finite(to_dict(after), "after training, client")
+        except InvalidMessage:
+            if not settings.privacy.has_noise:
+                raise
+            # The upload is a noised change of zero, so that the server learns nothing of this.
+            LOG.warning("round %d: training diverged; this client keeps its state", round)
+            after = before
+        disk.save(round, to_dict(replace(after, personal=None)), accepted_round)
+        self._save_model(disk, after.local_params if after.personal is None else after.personal)
+        return replace(result, client_state=after), is_lost
+
+    def _save_model(self, disk: ClientStateStore, model: Params) -> None:
+        """Save the model that this client would use now, for ``predict`` and ``export``."""
+        card = Card.of(self.task, self.settings.run)
+        text = ""
+        if card is not None:
+            owner = self.config.name or f"client {self.config.client}"
+            text = msgspec.structs.replace(card, owner=owner).write()
+        disk.save_model(model, self.task.frozen, text, self.settings.to_dict)
+
+    def _load_state(self, disk: ClientStateStore, accepted_round: int) -> ClientState | None:
+        """Return the state after the last accepted round; None without one, or if it is lost."""
+        if not accepted_round:
+            return None
+        saved = disk.load(accepted_round)
+        if saved is not None:
+            return from_dict(ClientState, saved)
+        LOG.warning(
+            "client %d has lost its state of round %d and starts afresh",
+            self.config.client,
+            accepted_round,
+        )
+        return None
+
+    def _sum(self, tree: State, metadata: Metadata) -> tuple[State, Metadata]:
         """Answer a phase of secure aggregation."""
-        run, round = str(about.get("run")), codec.read_int(about, "round", 1)
+        run = str(metadata.get("run"))
+        round = codec.read_int(metadata, "round", 1)
         disk = ClientStateStore(self.config.state_dir, run, self.config.client)
-        tree, more = secagg.answer(disk, self.budget, round, about)
+        tree, more = self._secure_sum_member(run, disk).answer(round, metadata)
         return tree, {"client": self.config.client, "run": run, "round": round, **more}
+
+    def _secure_sum_member(self, run: str, disk: ClientStateStore) -> SecureSumMember:
+        """Return this client's part in the secure sums of a run."""
+        config = self.config
+        revealed = RevealedUpdates(config.state_dir / "secure-sums.json")
+        return SecureSumMember(config.client, run, disk, self.budget, revealed, config.max_clients)
 
 
 def _without_nan(scores: Mapping[str, float]) -> dict[str, float | None]:
@@ -242,7 +337,7 @@ def encode_error(error: Exception) -> bytes:
     return codec.encode({}, {"error": text, "unprepared": isinstance(error, PreparationMissing)})
 
 
-def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> bytes:
+def encode_message(message: ServerMessage, blocks: Blocks, metadata: Metadata) -> bytes:
     """Encode one client's message, with only the blocks that are sent to this client."""
     sent = {block: bool(value) for block, value in message.sent_blocks.items()}
     params = {
@@ -252,19 +347,19 @@ def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> b
         for name in names
     }
     return codec.encode(
-        to_dict(replace(message, params=params, sent_blocks={})), {**about, "sent": sent}
+        to_dict(replace(message, params=params, sent_blocks={})), {**metadata, "sent": sent}
     )
 
 
-def _splits(about: Metadata) -> tuple[str, ...]:
+def _splits(metadata: Metadata) -> tuple[str, ...]:
     """Read the splits on which the server asks for scores."""
-    splits = about.get("splits")
+    splits = metadata.get("splits")
     if not isinstance(splits, list) or not set(map(str, splits)) <= {"test", "val"}:
         raise InvalidMessage("the message does not say on which rows to score models")
     return tuple(splits)
 
 
-def decode_message(tree: State, about: Metadata, model: Params, blocks: Blocks) -> ServerMessage:
+def decode_message(tree: State, metadata: Metadata, model: Params, blocks: Blocks) -> ServerMessage:
     """Decode one client's message.
 
     Blocks that were not sent are NaN, so that no method can use them unnoticed.
@@ -285,7 +380,7 @@ def decode_message(tree: State, about: Metadata, model: Params, blocks: Blocks) 
         for name, value in model.items()
         if value.is_floating_point()
     }
-    sent = about.get("sent")
+    sent = metadata.get("sent")
     if (
         not isinstance(sent, dict)
         or sent.keys() != blocks.keys()

@@ -25,14 +25,24 @@ from equipoise.core.report_validation import believed_sizes
 from equipoise.experiment.evaluation import own_scores
 from equipoise.flower import codec, node
 from equipoise.flower.codec import InvalidMessage, Metadata, NoReply, PreparationMissing
+from equipoise.flower.request_journal import RequestJournal
 from equipoise.flower.secagg import SecureAggregationRound, SecureCohortResults
+from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
-from equipoise.simulation.executors import CohortResults, Executor, init_client_states
+from equipoise.simulation.executors import (
+    CohortResults,
+    Executor,
+    PendingScores,
+    init_client_states,
+)
+from equipoise.tasks.remote_tables import RemoteTablesTask
+from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
 from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
 from equipoise.wrappers.secure_aggregation import WORDS, SecureAggregation
 
 LOG = logging.getLogger("equipoise")
+MIN_ROWS_FOR_REMARK = 10  # test rows from which on a constant prediction is remarkable
 HEADER_BYTES = 65536  # limit of the names and shapes in a reply
 
 
@@ -75,6 +85,7 @@ class RemoteExecutor(Executor):
         time_limit: float,
         min_replies: int,
         preparation: str = "",
+        journal: RequestJournal | None = None,
     ) -> None:
         """Set up the executor.
 
@@ -89,6 +100,7 @@ class RemoteExecutor(Executor):
             time_limit: Seconds to wait for replies.
             min_replies: Replies below which a round changes nothing.
             preparation: Preprocessing of raw tables, for clients that do not have it yet.
+            journal: Record of what is asked, by which a resumed run accounts for lost rounds.
         """
         super().__init__(method, task, training, seed, rounds)
         self.wire = wire
@@ -96,7 +108,10 @@ class RemoteExecutor(Executor):
         self.time_limit = time_limit
         self.min_replies = min_replies
         self._preparation = preparation
+        self._journal = journal
         self._unprepared: set[int] = set()
+        # Remark on the global model of the last round; may be empty.
+        self.note = ""
         self._initial = task.init_params(seed)
         self._frozen = digest(task.frozen)
         # Expected reply, by the splits that are scored.
@@ -136,7 +151,12 @@ class RemoteExecutor(Executor):
         total: State | None = None
         if isinstance(self.method, SecureAggregation):
             secure = SecureAggregationRound(
-                self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies
+                self.wire.exchange,
+                self.run_id,
+                round,
+                self.time_limit,
+                self.min_replies,
+                self._journal,
             )
             total, summed = secure.run(metadata, self._words)
             results = {client: results[client] for client in summed}
@@ -161,10 +181,11 @@ class RemoteExecutor(Executor):
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """Encode a message for each connected client; return the others with the reason."""
         present = self.wire.present()
-        self.task.set_reported_sizes(self._believed_sizes(present))
+        if isinstance(self.task, RemoteTablesTask):
+            self.task.set_reported_sizes(self._believed_sizes(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(sorted(set(clients) - present.keys()), "not connected")
-        about = {
+        metadata = {
             "kind": "round",
             "run": self.run_id,
             "round": round,
@@ -174,12 +195,14 @@ class RemoteExecutor(Executor):
         messages = {
             client: node.encode_message(
                 message.for_clients(k),
-                self.task.blocks,
-                {**about, **self._for_one(client, int(client_state.state["taken"][k]))},
+                self.task.info.blocks,
+                {**metadata, **self._for_one(client, int(client_state.state["accepted_round"][k]))},
             )
             for k, client in enumerate(clients)
             if client in present
         }
+        if self._journal is not None and messages:
+            self._journal.record_request(round, sorted(messages))
         return messages, absent
 
     def _believed_sizes(self, present: dict[int, int]) -> dict[int, int]:
@@ -205,6 +228,17 @@ class RemoteExecutor(Executor):
                 )
         return believed
 
+    def lost_requests(self, rounds_done: int) -> list[LostRequest]:
+        """Return the requests of later rounds whose replies were lost when the server stopped."""
+        if self._journal is None:
+            return []
+        return [request for request in self._journal.read() if request.round > rounds_done]
+
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
+        """Evaluate the global model on the server's sets, and note a constant prediction."""
+        self.note = constant_prediction(self.task, params) if "test" in splits else ""
+        return super().evaluate_global(params, splits)
+
     def final_scores(self, ids: Ints) -> dict[int, ClientFinalScores]:
         """Ask clients for the scores of their own models, except under differential privacy.
 
@@ -216,9 +250,9 @@ class RemoteExecutor(Executor):
         """
         present = {} if is_noisy(self.method) else self.wire.present()
         like = own_scores(self.task, 0, self._initial, self.seed) if present else None
-        about = {"kind": "score", "run": self.run_id}
+        metadata = {"kind": "score", "run": self.run_id}
         asked = {
-            client: codec.encode({}, {**about, "client": client})
+            client: codec.encode({}, {**metadata, "client": client})
             for client in ids.tolist()
             if client in present
         }
@@ -234,11 +268,11 @@ class RemoteExecutor(Executor):
 
     def _for_one(self, client: int, taken: int) -> Metadata:
         """Return the metadata of one client's message."""
-        about: Metadata = {"client": client, "taken": taken}
+        metadata: Metadata = {"client": client, "accepted_round": taken}
         if self._preparation and (not taken or client in self._unprepared):
-            about["preparation"] = self._preparation
+            metadata["preparation"] = self._preparation
             self._unprepared.discard(client)
-        return about
+        return metadata
 
     def _read(
         self, answer: bytes | str | None, client: int, round: int, expected: State
@@ -246,7 +280,7 @@ class RemoteExecutor(Executor):
         """Decode and check a client's reply."""
         limit = tree_bytes(expected) + HEADER_BYTES
         try:
-            out, about = codec.decode_reply(
+            out, metadata = codec.decode_reply(
                 answer, limit, client=client, round=round, run=self.run_id
             )
             codec.check_like(out, expected)
@@ -262,15 +296,19 @@ class RemoteExecutor(Executor):
             if isinstance(error, PreparationMissing):
                 self._unprepared.add(client)
             raise InvalidMessage(f"reply refused: {error}") from error
-        if about.get("lost"):
+        if withheld := metadata.get("withheld"):
+            LOG.warning(
+                "round %d: the rules of client %d's owner keep %.200s", round, client, withheld
+            )
+        if metadata.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
-        return replace(reply, client_state=_accepted_in(torch.tensor(round))), about
+        return replace(reply, client_state=_accepted_in(torch.tensor(round))), metadata
 
     def _expect(
         self, round: int, splits: tuple[str, ...], id: Tensor, message: ServerMessage
     ) -> State:
         """Return a reply with the expected names and shapes, from a trial round on the server."""
-        if splits not in self._expected:
+        if splits not in self._expected or self.method.capabilities.uploads_vary:
             held = index(
                 init_client_states(self.method, self.task, id, self._initial, keeps_local=True), 0
             )
@@ -284,12 +322,33 @@ class RemoteExecutor(Executor):
         return self._expected[splits]
 
 
+def constant_prediction(task: Task, params: Params) -> str:
+    """Return a remark if a classifier predicts one class for all test rows of the server.
+
+    Args:
+        task: Task of the run.
+        params: Global model.
+
+    Returns:
+        The remark, or an empty text.
+    """
+    if not isinstance(task, ExamplesTask) or task.info.target_kind != "classification":
+        return ""
+    x, _ = task.data.server("test")
+    with torch.no_grad():
+        classes = task.logits(params, x).argmax(-1).unique().tolist()
+    if len(x) < MIN_ROWS_FOR_REMARK or len(classes) > 1:
+        return ""
+    name = task.info.class_names[classes[0]] if task.info.class_names else str(classes[0])
+    return f"the global model predicts '{name}' for all {len(x)} test rows of the server"
+
+
 def _scores(answer: bytes | str | None, client: int, like: ClientFinalScores) -> ClientFinalScores:
     """Decode a client's scores; a score that its rows do not define is ``None`` in the message."""
-    _, about = codec.decode_reply(answer, HEADER_BYTES, client=client)
+    _, metadata = codec.decode_reply(answer, HEADER_BYTES, client=client)
     parts = []
-    for name, wanted in (("scores", like.scores), ("beside", like.beside)):
-        part = about.get(name)
+    for name, wanted in (("scores", like.scores), ("baselines", like.beside)):
+        part = metadata.get(name)
         if not isinstance(part, dict) or part.keys() != wanted.keys():
             raise InvalidMessage(f"its {name} have other names than the task's")
         if not all(
@@ -303,4 +362,4 @@ def _scores(answer: bytes | str | None, client: int, like: ClientFinalScores) ->
 
 def _accepted_in(round: Tensor) -> ClientState:
     """Return the server's state of clients: the last round of each that was accepted."""
-    return ClientState(state={"taken": round})
+    return ClientState(state={"accepted_round": round})

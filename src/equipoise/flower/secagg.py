@@ -18,10 +18,10 @@ from torch import Tensor
 from equipoise.core import ClientUpdate, Method, Params, State
 from equipoise.core.report_validation import validate_reports
 from equipoise.flower import codec
-from equipoise.flower.client_state import ClientStateStore
+from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
 from equipoise.flower.codec import InvalidMessage, Metadata
+from equipoise.flower.request_journal import RequestJournal
 from equipoise.flower.secagg_protocol import (
-    MIN_CLIENTS,
     PublicKeys,
     SecAggClient,
     Words,
@@ -30,12 +30,19 @@ from equipoise.flower.secagg_protocol import (
 )
 from equipoise.privacy.budget import PrivacyBudget
 from equipoise.simulation.executors import CohortResults
-from equipoise.utils.pytree import map_leaves, tree_bytes
-from equipoise.wrappers.secure_aggregation import MAX_ABS_VALUE, WORDS, SecureAggregation
+from equipoise.utils.pytree import digest, map_leaves, tree_bytes
+from equipoise.wrappers.secure_aggregation import (
+    MAX_ABS_VALUE,
+    MIN_CLIENTS,
+    UPDATE,
+    WORDS,
+    SecureAggregation,
+)
 
 T = TypeVar("T")
 PHASES = ("share", "mask", "reveal")
 HEADER_BYTES = 65536  # limit of a message without its words
+DEFAULT_MAX_CLIENTS = 100  # keys that a client accepts, unless its owner says max-clients
 BYTES_PER_CLIENT = 256  # limit per client in a list of shares, in hexadecimal
 
 
@@ -72,82 +79,128 @@ def _leaves(tree: State) -> list[Tensor]:
 # ------------------------------------------------------------------ client
 
 
-def start_round(
-    disk: ClientStateStore,
-    method: SecureAggregation,
-    client: int,
-    run: str,
-    round: int,
-    updates: ClientUpdate,
-) -> Metadata:
-    """Save this client's input of the sum until masks are agreed on, and return its public keys.
+@dataclass(frozen=True)
+class SecureSumMember:
+    """One client's part in the secure sums of a run.
 
-    Args:
-        disk: The client's own disk.
-        method: The method, which declares the range of reported numbers.
+    Attributes:
         client: Id of this client.
         run: Id of the run.
-        round: Round number.
-        updates: The client's input.
-
-    Returns:
-        Metadata with the public keys.
-
-    Raises:
-        InvalidMessage: If a number of the input is out of range.
-    """
-    if validate_reports(
-        method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), updates)
-    ):
-        raise InvalidMessage(
-            "a number of this client's part of the sum is not finite, or larger than "
-            f"{MAX_ABS_VALUE:g}"
-        )
-    member = SecAggClient(client, _round_id(run, round))
-    words = torch.from_numpy(to_words(updates.extra[WORDS]).view(np.int64).copy())
-    disk.save_secagg_input(round, {WORDS: words}, member.to_json())
-    keys = member.public_keys()
-    return {"keys": [keys.encryption.hex(), keys.masking.hex()]}
-
-
-def answer(
-    disk: ClientStateStore, budget: PrivacyBudget, round: int, about: Metadata
-) -> tuple[State, Metadata]:
-    """Answer a phase of the protocol.
-
-    The state is saved before anything leaves the client, so that no phase can be repeated.
-
-    Args:
         disk: The client's own disk.
         budget: The client's privacy budget.
-        round: Round number.
-        about: Metadata of the server's message.
-
-    Returns:
-        Tensors and metadata of the answer.
-
-    Raises:
-        InvalidMessage: If the message is malformed or out of order.
+        revealed: The client's record of updates that it gave to sums.
+        max_clients: Largest number of clients in a sum that the owner of this client believes in;
+            ``None`` if the owner did not say. Then an upload costs as if the server saw it alone.
     """
-    member = SecAggClient.from_json(disk.load_secagg_state(round))
-    if about["kind"] == "share":
-        encrypted = member.share_secrets(_parse_all_keys(about))
-        disk.save_secagg_state(round, member.to_json())
-        return {}, {"letters": {str(other): shares.hex() for other, shares in encrypted.items()}}
-    if about["kind"] == "mask":
-        min_in_sum = threshold(len(member.peers) + 1)
-        budget.check(min_in_sum)
-        words = disk.load_secagg_input(round)[WORDS].numpy().view(np.uint64)
-        masked = member.mask(_parse_bytes(about, "letters"), words)
-        disk.save_secagg_state(round, member.to_json())
-        budget.spend(min_in_sum)
-        return {WORDS: torch.from_numpy(masked.view(np.int64))}, {}
-    replied = about.get("replied")
-    if not isinstance(replied, list) or not all(type(client) is int for client in replied):
-        raise InvalidMessage("the message does not say who replied")
-    revealed = member.reveal(replied)
-    disk.delete_secagg(round)
-    return {}, {"shares": {str(other): share.hex() for other, share in revealed.items()}}
+
+    client: int
+    run: str
+    disk: ClientStateStore
+    budget: PrivacyBudget
+    revealed: RevealedUpdates
+    max_clients: int | None
+
+    def check_round(self, round: int) -> None:
+        """Refuse a round before training.
+
+        Raises:
+            InvalidMessage: If this client has given an update to a sum of this round.
+            OverBudget: If the budget does not allow an upload even in the largest sum.
+        """
+        self.revealed.check_round(self.run, round)
+        self.budget.check(self._num_hiding(self.max_clients or 1))
+
+    def start_round(self, method: SecureAggregation, round: int, update: ClientUpdate) -> Metadata:
+        """Save this client's input until masks are agreed on, and return its public keys.
+
+        Args:
+            method: The method, which declares the range of reported numbers.
+            round: Round number.
+            update: The client's input, with the update from which it was made.
+
+        Returns:
+            Metadata with the public keys.
+
+        Raises:
+            InvalidMessage: If a number of the input is out of range, or the update was given to
+                an earlier sum.
+        """
+        words = {WORDS: update.extra[WORDS]}
+        cohort_of_one = map_leaves(lambda value: value.unsqueeze(0), ClientUpdate({}, words))
+        if validate_reports(method.report_ranges, cohort_of_one):
+            raise InvalidMessage(
+                "a number of this client's part of the sum is not finite, or larger than "
+                f"{MAX_ABS_VALUE:g}"
+            )
+        update_digest = digest(update.extra[UPDATE])
+        self.revealed.check_update(update_digest)
+        member = SecAggClient(self.client, _round_id(self.run, round))
+        flat = torch.from_numpy(to_words(update.extra[WORDS]).view(np.int64).copy())
+        self.disk.save_secagg_input(round, {WORDS: flat}, update_digest, member.to_json())
+        keys = member.public_keys()
+        return {"keys": [keys.encryption.hex(), keys.masking.hex()]}
+
+    def answer(self, round: int, metadata: Metadata) -> tuple[State, Metadata]:
+        """Answer a phase of the protocol.
+
+        The state is saved before anything leaves the client, so that no phase can be repeated.
+
+        Args:
+            round: Round number.
+            metadata: Metadata of the server's message.
+
+        Returns:
+            Tensors and metadata of the answer.
+
+        Raises:
+            InvalidMessage: If the message is malformed or out of order.
+        """
+        member = SecAggClient.from_json(self.disk.load_secagg_state(round))
+        if metadata["kind"] == "share":
+            return {}, self._share(round, member, metadata)
+        if metadata["kind"] == "mask":
+            return self._mask(round, member, metadata), {}
+        return {}, self._reveal(round, member, metadata)
+
+    def _share(self, round: int, member: SecAggClient, metadata: Metadata) -> Metadata:
+        """Encrypt shares of this client's secrets for the others."""
+        encrypted = member.share_secrets(_parse_all_keys(metadata, self.max_clients))
+        self.disk.save_secagg_state(round, member.to_json())
+        return {
+            "encrypted_shares": {str(other): shares.hex() for other, shares in encrypted.items()}
+        }
+
+    def _mask(self, round: int, member: SecAggClient, metadata: Metadata) -> State:
+        """Mask this client's input; from here on others could unmask a sum with it."""
+        num_hiding = self._num_hiding(len(member.peers) + 1)
+        self.revealed.check_round(self.run, round)
+        self.budget.check(num_hiding)
+        part, update_digest = self.disk.load_secagg_input(round)
+        self.revealed.check_update(update_digest)
+        words = part[WORDS].numpy().view(np.uint64)
+        masked = member.mask(_parse_bytes(metadata, "encrypted_shares"), words)
+        self.disk.save_secagg_state(round, member.to_json())
+        self.revealed.record(self.run, round, update_digest)
+        self.budget.spend(num_hiding)
+        return {WORDS: torch.from_numpy(masked.view(np.int64))}
+
+    def _reveal(self, round: int, member: SecAggClient, metadata: Metadata) -> Metadata:
+        """Reveal the shares by which the sum is unmasked."""
+        replied = metadata.get("replied")
+        if not isinstance(replied, list) or not all(type(client) is int for client in replied):
+            raise InvalidMessage("the message does not say who replied")
+        shares = member.reveal(replied)
+        self.disk.delete_secagg(round)
+        return {"shares": {str(other): share.hex() for other, share in shares.items()}}
+
+    def _num_hiding(self, num_keys: int) -> int:
+        """Return how many uploads at least are in a sum with this client's, as its owner believes.
+
+        The server could invent keys, so that only the owner's own word counts.
+        """
+        if self.max_clients is None:
+            return 1
+        return threshold(min(num_keys, self.max_clients))
 
 
 # ------------------------------------------------------------------ server
@@ -201,7 +254,13 @@ class SecureAggregationRound:
     """
 
     def __init__(
-        self, exchange: Exchange, run: str, round: int, limit: float, min_replies: int = 1
+        self,
+        exchange: Exchange,
+        run: str,
+        round: int,
+        limit: float,
+        min_replies: int = 1,
+        journal: RequestJournal | None = None,
     ) -> None:
         """Set up a round.
 
@@ -211,12 +270,14 @@ class SecureAggregationRound:
             round: Round number.
             limit: Seconds that each phase waits for replies.
             min_replies: Clients below which the sum is of no use, so that it is not unmasked.
+            journal: Record of what is asked; the sum is written there before it is unmasked.
         """
         self.exchange = exchange
         self.run_id = run
         self.round = round
         self.limit = limit
         self.min_replies = min_replies
+        self.journal = journal
         self.absent: dict[int, str] = {}
 
     def run(self, replies: Mapping[int, Metadata], like: State) -> tuple[State | None, list[int]]:
@@ -234,18 +295,18 @@ class SecureAggregationRound:
         num_words = sum(value.numel() for value in _leaves(like))
         needed = max(threshold(len(ids)), MIN_CLIENTS, self.min_replies)
 
-        def read_encrypted(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
-            encrypted = _parse_bytes(about, "letters")
+        def read_encrypted(client: int, tree: State, metadata: Metadata) -> dict[int, bytes]:
+            encrypted = _parse_bytes(metadata, "encrypted_shares")
             if encrypted.keys() != set(ids) - {client}:
-                raise InvalidMessage("its letters are not for all others")
+                raise InvalidMessage("its shares are not for all others")
             return encrypted
 
-        def read_words(client: int, tree: State, about: Metadata) -> Words:
+        def read_words(client: int, tree: State, metadata: Metadata) -> Words:
             codec.check_like(tree, {WORDS: torch.empty(num_words, dtype=torch.int64)})
             return np.asarray(tree[WORDS].numpy().view(np.uint64))
 
-        def read_shares(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
-            return _parse_bytes(about, "shares")
+        def read_shares(client: int, tree: State, metadata: Metadata) -> dict[int, bytes]:
+            return _parse_bytes(metadata, "shares")
 
         # Phase 2: clients share their secrets, encrypted for each other.
         keys = {
@@ -256,14 +317,18 @@ class SecureAggregationRound:
         joined = self._enough(encrypted, ids, needed)
 
         # Phase 3: every client gets the shares for it, and sends its masked input.
-        letters: dict[int, Metadata] = {
-            to: {"letters": {str(by): encrypted[by][to].hex() for by in joined if by != to}}
+        shares_by_client: dict[int, Metadata] = {
+            to: {
+                "encrypted_shares": {str(by): encrypted[by][to].hex() for by in joined if by != to}
+            }
             for to in joined
         }
-        masked = self._ask("mask", letters, read_words, 8 * num_words)
+        masked = self._ask("mask", shares_by_client, read_words, 8 * num_words)
         replied = self._enough(masked, joined, needed)
 
         # Phase 4: clients reveal the shares that unmask the sum.
+        if self.journal is not None and replied:
+            self.journal.record_sum(len(replied))
         shares = self._ask(
             "reveal", {client: {"replied": replied} for client in replied}, read_shares
         )
@@ -308,9 +373,9 @@ class SecureAggregationRound:
         Returns:
             What was read, by client. Clients without a valid answer are marked as absent.
         """
-        about = {"kind": kind, "run": self.run_id, "round": self.round}
+        metadata = {"kind": kind, "run": self.run_id, "round": self.round}
         messages = {
-            client: codec.encode({}, {**about, "client": client, **own})
+            client: codec.encode({}, {**metadata, "client": client, **own})
             for client, own in each.items()
         }
         answers = self.exchange(messages, self.limit) if messages else {}
@@ -339,19 +404,34 @@ def _round_id(run: str, round: int) -> str:
     return f"{run} {round}"
 
 
-def _parse_bytes(about: Metadata, name: str) -> dict[int, bytes]:
+def _parse_bytes(metadata: Metadata, name: str) -> dict[int, bytes]:
     """Parse a table of bytes by client, which is sent as hexadecimal text."""
     try:
-        return {int(client): bytes.fromhex(text) for client, text in about[name].items()}
+        return {int(client): bytes.fromhex(text) for client, text in metadata[name].items()}
     except (KeyError, AttributeError, ValueError, TypeError) as error:
         raise InvalidMessage(f"its {name} cannot be read") from error
 
 
-def _parse_all_keys(about: Metadata) -> dict[int, PublicKeys]:
-    """Parse the public keys of all clients."""
+def _parse_all_keys(metadata: Metadata, max_clients: int | None) -> dict[int, PublicKeys]:
+    """Parse the public keys of all clients.
+
+    Args:
+        metadata: Metadata of the server's message.
+        max_clients: Largest number of keys that this client's owner allows.
+
+    Raises:
+        InvalidMessage: If keys are malformed, or too many: shares for 1,000 clients take 18 s.
+    """
+    limit = max_clients or DEFAULT_MAX_CLIENTS
     try:
-        return {int(client): _parse_keys(pair) for client, pair in about["keys"].items()}
-    except (KeyError, AttributeError, ValueError) as error:
+        if len(metadata["keys"]) > limit:
+            raise InvalidMessage(
+                f"{len(metadata['keys'])} clients are in the secure sum, this client's owner "
+                "allows "
+                f"{limit} (max-clients)"
+            )
+        return {int(client): _parse_keys(pair) for client, pair in metadata["keys"].items()}
+    except (KeyError, AttributeError, ValueError, TypeError) as error:
         raise InvalidMessage("its keys cannot be read") from error
 
 

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from equipoise.flower.codec import InvalidMessage
 from equipoise.utils.record import from_json, to_json
+from equipoise.wrappers.secure_aggregation import MIN_CLIENTS
 
 SEED_BYTES = 16  # size of a shared secret, as Shamir's scheme takes it
 KEY_BYTES = 32
-MIN_CLIENTS = 3  # with two, each could compute the other's summand
 
 Words = NDArray[np.uint64]
 """Numbers modulo 2^64."""

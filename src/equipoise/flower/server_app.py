@@ -18,8 +18,10 @@ from equipoise.experiment import runner
 from equipoise.flower import config
 from equipoise.flower.async_executor import AsyncRemoteExecutor
 from equipoise.flower.audit import AuditLog, read_node_register
-from equipoise.flower.launch import log_to_screen
+from equipoise.flower.launch import FAILURE, log_to_screen
+from equipoise.flower.progress import ProgressLog, describe_clients, describe_round
 from equipoise.flower.remote_executor import RemoteExecutor
+from equipoise.flower.request_journal import RequestJournal
 from equipoise.flower.table_agreement import (
     agree_on_preprocessing,
     load_agreement,
@@ -30,6 +32,7 @@ from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.utils import io
+from equipoise.utils.errors import UsageError
 
 LOG = logging.getLogger("equipoise")
 app = ServerApp()
@@ -56,12 +59,14 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     bound = read_node_register(Path(deployment.nodes)) if deployment.nodes else None
     # Next to the run's folder, so that a new run does not overwrite it.
     audit = AuditLog(out.with_name(f"{out.name}-audit.jsonl"))
-    is_resumed = (out / "config.json").is_file()
+    is_resumed = Folder(out).has_config()
 
     @cache
     def wire(clients: int) -> GridWire:
         return GridWire(grid, clients, deployment.min_replies, deployment.wait, bound, audit)
 
+    progress = ProgressLog(out)
+    executors: list[RemoteExecutor] = []
     agreed = None
     if raw := raw_table_config(settings):
         if is_resumed:
@@ -72,45 +77,58 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             )
         settings = agreed.settings(settings)
 
+    def say(line: str) -> None:
+        progress.append(line)
+        LOG.info("%s", line)
+
     def make_executor(
         method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> RemoteExecutor:
         make: Callable[..., RemoteExecutor] = RemoteExecutor
         if settings.timing.carries_stale_updates:
             make = partial(AsyncRemoteExecutor, timing=settings.timing)
-        return make(
+        executor = make(
             method,
             task,
             training,
             seed,
             rounds,
-            wire=wire(task.num_clients),
+            wire=wire(task.info.num_clients),
             run=_run_id(out, agreed.upload_bytes if agreed else 0),
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
-            preparation=task.preprocessing_json() if agreed else "",
+            preparation=agreed.preprocessor.to_json() if agreed else "",
+            journal=RequestJournal(Folder(out).requests),
         )
+        executors.append(executor)
+        return executor
 
     def on_round_end(record: RoundRecord) -> None:
-        metric = record.trained.headline or ""
-        scores: dict[str, float | None] = {}
-        if record.test:
-            scores = {name: record.named(name).get(metric) for name in ("global", "personal")}
-        LOG.info(
-            "round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds
+        executor = executors[-1]
+        line = describe_round(
+            record, settings.run.rounds, wire(executor.task.info.num_clients).names, executor.note
         )
+        say(line)
         if record.privacy:
-            LOG.info("round %d: %s", record.round, describe_spent(record.privacy))
+            say(f"round {record.round}: {describe_spent(record.privacy)}")
         audit.record("round", round=record.round, **outcome(record))
-        if record.skipped:
-            LOG.warning("round %d changed nothing: %s", record.round, record.skipped)
-            if deployment.below == "stop":
-                raise TooFewReplies(record.skipped)
+        if record.skipped and deployment.below == "stop":
+            raise TooFewReplies(record.skipped)
 
     io.make_folder(out, private=True)
     summary = runner.run(
-        settings, out, resume=is_resumed, on_round_end=on_round_end, make_executor=make_executor
+        settings,
+        out,
+        resume=is_resumed,
+        on_round_end=on_round_end,
+        make_executor=make_executor,
+        on_message=say,
     )
+    if executors:  # else the run was finished before
+        for line in describe_clients(Folder(out), executors[-1].task.info.metric):
+            say(line)
+        folder = f"<state-dir>/{executors[-1].run_id}/client-<number>"
+        say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 
 
@@ -139,17 +157,22 @@ def _run_id(out: Path, statistics_bytes: int) -> str:
         out: Folder of the run.
         statistics_bytes: Bytes that clients sent before round 1, which a resumed run counts too.
     """
-    file = out / "flower.json"
+    file = Folder(out).flower
     if not file.exists():
-        about = {"run": secrets.token_hex(8), "told": statistics_bytes}
-        io.write_text(file, json.dumps(about))
+        metadata = {"run": secrets.token_hex(8), "statistics_bytes": statistics_bytes}
+        file.write(json.dumps(metadata))
     run: str = json.loads(file.read_text())["run"]
     return run
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Serve the app's run."""
-    serve(grid, context.run_config)
+    """Serve the app's run; the log says in one line why it cannot go on."""
+    try:
+        serve(grid, context.run_config)
+    except (UsageError, TooFewReplies) as error:
+        log_to_screen()
+        LOG.error("%s%s", FAILURE.removeprefix("equipoise: "), " ".join(str(error).split()))
+        raise
 
 
 app.main()(main)

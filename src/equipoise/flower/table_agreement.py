@@ -79,7 +79,7 @@ def agree_on_preprocessing(
         return PreprocessingAgreement(fit_on_server_rows(config.folder, config.clients, config), 0)
     privacy.refuse_column_statistics()
     present = wire.present()
-    question = codec.encode({}, {"kind": "tell"})
+    question = codec.encode({}, {"kind": "statistics"})
     answers = wire.exchange(dict.fromkeys(present, question), limit)
     texts: dict[str, str] = {}
     problems: list[str] = []
@@ -126,15 +126,17 @@ def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata
 
 def load_agreement(folder: Folder) -> PreprocessingAgreement:
     """Return the preprocessing of a run that is resumed."""
-    file = folder.path / "flower.json"  # missing if the run was killed before its first round
-    upload_bytes = json.loads(file.read_text())["told"] if file.is_file() else 0
-    return PreprocessingAgreement(Preprocessor.load(folder.preparation), upload_bytes)
+    file = folder.flower  # missing if the run was killed before its first round
+    upload_bytes = json.loads(file.read_text())["statistics_bytes"] if file.exists() else 0
+    text = folder.preparation.read_text()
+    preprocessor = Preprocessor.from_json(text, f"'{folder.preparation}'")
+    return PreprocessingAgreement(preprocessor, upload_bytes)
 
 
 def _read_statistics(answer: bytes | str | None, client: int) -> str:
     """Decode and check the statistics of a client's columns."""
-    _, about = codec.decode_reply(answer, MAX_STATISTICS_BYTES, client=client)
-    text = about.get("statistics")
+    _, metadata = codec.decode_reply(answer, MAX_STATISTICS_BYTES, client=client)
+    text = metadata.get("statistics")
     if not isinstance(text, str):
         raise InvalidMessage("it answers another message")
     try:

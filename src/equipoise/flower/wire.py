@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from equipoise.flower import codec
 from equipoise.flower.audit import AuditLog
 from equipoise.flower.codec import InvalidMessage
+from equipoise.flower.config import MAX_NAME_LENGTH
 
 LOG = logging.getLogger("equipoise")
 MIN_POLL_INTERVAL = 0.02  # seconds; doubles after each poll
@@ -28,7 +29,7 @@ NO_AUDIT = AuditLog(None)
 def to_record(data: bytes) -> RecordDict:
     """Wrap a message in a Flower record; Flower splits large arrays into chunks."""
     return RecordDict(
-        {"parcel": ArrayRecord({"bytes": Array("uint8", (len(data),), "safetensors", data)})}
+        {"message": ArrayRecord({"bytes": Array("uint8", (len(data),), "safetensors", data)})}
     )
 
 
@@ -39,9 +40,9 @@ def from_record(content: RecordDict) -> bytes:
         InvalidMessage: If there is none.
     """
     try:
-        data: bytes = content.array_records["parcel"]["bytes"].data
+        data: bytes = content.array_records["message"]["bytes"].data
     except KeyError as error:
-        raise InvalidMessage("the message has no parcel") from error
+        raise InvalidMessage("the message has no content") from error
     return data
 
 
@@ -73,6 +74,7 @@ class GridWire:
         self.min_replies = min_replies
         self.wait = wait
         self.bound = bound
+        self.names: dict[int, str] = {}  # of clients that gave themselves one
         self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
         self._node: dict[int, int] = {}  # client: node
@@ -160,9 +162,9 @@ class GridWire:
     def _read_hello(self, node: int, reply: Message) -> None:
         """Read a node's introduction; a node whose client is not valid is left out."""
         try:
-            _, about = codec.decode_reply(self._content(reply), MAX_HELLO_BYTES)
-            client = codec.read_int(about, "client", 0)
-            samples = codec.read_int(about, "samples", 1)
+            _, metadata = codec.decode_reply(self._content(reply), MAX_HELLO_BYTES)
+            client = codec.read_int(metadata, "client", 0)
+            samples = codec.read_int(metadata, "samples", 1)
             if client >= self.clients:
                 raise InvalidMessage(
                     f"it says that it is client {client}, the run has clients 0 to "
@@ -173,11 +175,16 @@ class GridWire:
                 raise InvalidMessage(
                     f"it says that it is client {client}, its key is registered for {registered}"
                 )
+            name = metadata.get("name", "")
+            if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
+                raise InvalidMessage("its name is no short text")
         except InvalidMessage as error:
             LOG.warning("node %d is left out: %s", node, error)
             self.audit.record("refused", node=node, reason=str(error))
             return
         self._known[node] = (client, samples)
+        if name:
+            self.names[client] = name
         LOG.info("client %d is connected as node %d, %d samples", client, node, samples)
         self.audit.record("joined", node=node, client=client, samples=samples)
 

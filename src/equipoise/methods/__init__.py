@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # For editors only: a method that is not listed here works as
     from equipoise.methods.fedrecon import FedRecon as FedRecon
     from equipoise.methods.fedrep import FedRep as FedRep
     from equipoise.methods.fedrod import FedRod as FedRod
+    from equipoise.methods.fedtrees import FedTrees as FedTrees
     from equipoise.methods.finetune import Finetune as Finetune
     from equipoise.methods.joint import Joint as Joint
     from equipoise.methods.lgfedavg import LgFedAvg as LgFedAvg

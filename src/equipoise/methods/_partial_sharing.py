@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.core import Capabilities, Method, Task, TrainingConfig, option
-from equipoise.core.blocks import require_blocks
+from equipoise.core.messages import require_blocks
 from equipoise.utils.errors import UsageError
 
 
@@ -22,10 +22,10 @@ class PartialSharing(Method):
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse unknown block names, and a `keep` that leaves nothing to share."""
-        require_blocks(task.blocks, self._keep_names, "keep")
+        require_blocks(task.info.blocks, self._keep_names, "keep")
         if self.keep and not (self.shared_blocks(task) and self.local_blocks(task)):
             raise UsageError(
-                f"keep is '{self.keep}': must leave some blocks of {', '.join(task.blocks)} "
+                f"keep is '{self.keep}': must leave some blocks of {', '.join(task.info.blocks)} "
                 "to be shared"
             )
         super().check(task, training)
@@ -34,12 +34,12 @@ class PartialSharing(Method):
         """Return the blocks that are sent and averaged."""
         if not self.keep:
             return super().shared_blocks(task)
-        return tuple(block for block in task.blocks if block not in self._keep_names)
+        return tuple(block for block in task.info.blocks if block not in self._keep_names)
 
     def local_blocks(self, task: Task) -> tuple[str, ...]:
         """Return the blocks that stay at the clients."""
         shared = self.shared_blocks(task)
-        return tuple(block for block in task.blocks if block not in shared)
+        return tuple(block for block in task.info.blocks if block not in shared)
 
     @property
     def _keep_names(self) -> tuple[str, ...]:

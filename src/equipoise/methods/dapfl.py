@@ -27,7 +27,7 @@ from equipoise.core import (
 )
 from equipoise.core.method import hparams_like
 from equipoise.methods.page import agents
-from equipoise.methods.page.config import absolute_epochs, absolute_lr
+from equipoise.methods.page.page import absolute_epochs, absolute_lr
 from equipoise.rl import ddpg
 from equipoise.utils.errors import UsageError
 
@@ -60,7 +60,8 @@ class DapFL(Method):
             raise UsageError(f"lr_min is {self.lr_min}: must be below lr_max ({self.lr_max})")
         if not task.has_split("val"):
             raise UsageError(
-                f"dapfl rewards its agents on validation data, and task '{task.name}' has none: "
+                f"dapfl rewards its agents on validation data, and task '{task.info.name}' "
+                "has none: "
                 "set val_share"
             )
 
@@ -95,7 +96,7 @@ class DapFL(Method):
         return LocalHParams(epochs, lr), {"agent": player}
 
     def allowed_hparams(
-        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow 1 to `max_epochs` epochs and rates within the bounds."""
         lowest = hparams_like(asked, 1, self.lr_min)

@@ -68,7 +68,7 @@ class FedAla(Method):
 
     def init_client(self, task: Task, params: Params) -> State:
         """Start with A = 1."""
-        ones = {name: torch.ones_like(params[name]) for name in task.param_names("head")}
+        ones = {name: torch.ones_like(params[name]) for name in task.info.param_names("head")}
         return {"A": ones, "phase": torch.tensor(NEW)}
 
     def receive(self, client: Client) -> tuple[Params, State]:
@@ -79,7 +79,7 @@ class FedAla(Method):
         goes on learning; under `vmap` it is one flag per client.
         """
         received = merge_sent_blocks(client)
-        head_names = client.task.param_names("head")
+        head_names = client.task.info.param_names("head")
         phase = client.state["phase"]
         own_head = {name: client.local_params[name] for name in head_names}
         new_head = {name: received[name] for name in head_names}

@@ -37,7 +37,7 @@ class FedBabu(PartialSharing):
         """Refuse a head that starts at zero: the backbone would get no gradient."""
         super().check(task, training)
         initial = task.init_params(0)
-        head_names = [name for block in self.local_blocks(task) for name in task.blocks[block]]
+        head_names = [name for block in self.local_blocks(task) for name in task.info.blocks[block]]
         if not any(bool(initial[name].any()) for name in head_names):
             raise UsageError(
                 "fedbabu keeps the head at its start, and a head that starts at zero gives the "

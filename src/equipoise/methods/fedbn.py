@@ -32,4 +32,4 @@ class FedBN(PartialSharing):
         """Return every block but `norm`, unless the user names the blocks to keep."""
         if self.keep:
             return super().shared_blocks(task)
-        return tuple(block for block in task.blocks if block != NORM_BLOCK)
+        return tuple(block for block in task.info.blocks if block != NORM_BLOCK)

@@ -94,7 +94,7 @@ class FedDyn(Method):
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """Set h <- h - alpha/N sum_S(theta_i - theta_prev), theta <- mean_S theta_i - h/alpha."""
-        factor = self.alpha / server.task.num_clients
+        factor = self.alpha / server.task.info.num_clients
         mean = sums["mean"]
         new_h = {
             name: h - factor * sums["total_change"][name] for name, h in server.state["h"].items()

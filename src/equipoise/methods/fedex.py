@@ -62,7 +62,7 @@ class FedEx(Method):
         if not task.has_split("val"):
             raise UsageError(
                 "fedex compares learning rates on validation data, and task "
-                f"'{task.name}' has none: set val_share"
+                f"'{task.info.name}' has none: set val_share"
             )
 
     # --- client -----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class FedEx(Method):
         return hparams, {"arm": arm}
 
     def allowed_hparams(
-        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow the arms' rates."""
         lowest = LocalHParams(asked.epochs, asked.lr * LR_FACTORS.min())

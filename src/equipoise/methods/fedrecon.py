@@ -45,7 +45,7 @@ class FedRecon(PartialSharing):
 
     def init_client(self, task: Task, params: Params) -> State:
         """Keep the initial value of l."""
-        names = [name for block in self.local_blocks(task) for name in task.blocks[block]]
+        names = [name for block in self.local_blocks(task) for name in task.info.blocks[block]]
         return {"l": {name: params[name] for name in names}}
 
     def receive(self, client: Client) -> tuple[Params, State]:

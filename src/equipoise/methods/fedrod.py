@@ -25,7 +25,8 @@ PERSONAL = "P."
 class FedRod(Method):
     """Share the backbone f and the generic head G; keep a personal head P_i, which starts at 0.
 
-    The personal model's logits are G(f(x)) + P_i(f(x)).
+    The personal model's logits are G(f(x)) + P_i(f(x)). A model of one layer is all head: f is the
+    identity, as in the PAGE repository's runs on Synthetic.
     """
 
     name: ClassVar[str] = "fedrod"
@@ -34,29 +35,31 @@ class FedRod(Method):
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse tasks without classes and models whose head is not one linear layer."""
-        if require_supervised(self, task).target_kind != "classification":
+        if require_supervised(self, task).info.target_kind != "classification":
             raise UsageError(
-                f"fedrod balances classes, and task '{task.name}' has none: choose another method"
+                f"fedrod balances classes, and task '{task.info.name}' has none: choose "
+                "another method"
             )
-        self.require_two_blocks(task)
-        if task.has_train_mode:
+        if task.info.has_train_mode:
             raise UsageError(
                 "fedrod trains two heads at once, and a pass for each would update the batch "
-                f"statistics of task '{task.name}' twice: choose a model without batch "
+                f"statistics of task '{task.info.name}' twice: choose a model without batch "
                 "normalisation and dropout"
             )
-        head_names = task.param_names("head")
+        head_names = task.info.param_names("head")
         layers = {name.rpartition(".")[0] for name in head_names}
         kinds = {name.rpartition(".")[2] for name in head_names}
-        if len(layers) > 1 or kinds - {"weight", "bias"}:
+        if len(layers) != 1 or kinds - {"weight", "bias"}:
             raise UsageError(
                 "fedrod adds two heads, which needs a head that is one linear layer, but that of "
-                f"task '{task.name}' is {', '.join(head_names)}"
+                f"task '{task.info.name}' is {', '.join(head_names) or 'empty'}"
             )
 
     def init_client(self, task: Task, params: Params) -> State:
         """Start with P_i = 0."""
-        return {"P": {name: torch.zeros_like(params[name]) for name in task.param_names("head")}}
+        return {
+            "P": {name: torch.zeros_like(params[name]) for name in task.info.param_names("head")}
+        }
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Minimise both losses with one SGD; neither reaches the parameters of the other."""
@@ -79,8 +82,8 @@ class FedRod(Method):
 
 def _losses(task: SupervisedTask) -> Loss:
     """Return the sum of the generic and the personal loss."""
-    head_names = task.param_names("head")
-    backbone_names = task.param_names("backbone")
+    head_names = task.info.param_names("head")
+    backbone_names = task.info.param_names("backbone")
 
     def losses(params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """Balanced softmax for f and G, cross-entropy of the summed logits for P alone.

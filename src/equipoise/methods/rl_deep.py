@@ -65,7 +65,7 @@ class DeepQ(Method):
         """Refuse tasks without deep agents."""
         if not isinstance(task, DeepRLTask):
             raise UsageError(
-                f"{self.name} trains deep agents, and task '{task.name}' has none: "
+                f"{self.name} trains deep agents, and task '{task.info.name}' has none: "
                 "try --task cartpole"
             )
         super().check(task, training)

@@ -82,7 +82,7 @@ class LinearRepresentation(Method):
         """Refuse tasks without linear features, and the wrong kind of values."""
         if not isinstance(task, LinearTask):
             raise UsageError(
-                f"{self.name} learns values with linear features, and task '{task.name}' has "
+                f"{self.name} learns values with linear features, and task '{task.info.name}' has "
                 "none: try --task planted"
             )
         if task.model != self.learns:
@@ -108,7 +108,7 @@ class LinearRepresentation(Method):
         return _hparams(client, self.local_steps, alpha), client.state
 
     def allowed_hparams(
-        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what `configure_training` computes, and nothing else."""
         exact = hparams_like(asked, self.local_steps, self._alpha(round))

@@ -7,6 +7,7 @@ Sample-Communication Complexity Trade-off in Federated Q-Learning", NeurIPS 2024
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log1p
@@ -22,6 +23,7 @@ from equipoise.core import (
     ClientUpdate,
     LocalHParams,
     Method,
+    Options,
     Params,
     Server,
     ServerMessage,
@@ -35,6 +37,7 @@ from equipoise.core import (
 )
 from equipoise.core.method import hparams_like
 from equipoise.core.report_validation import COUNT
+from equipoise.environments import theory
 from equipoise.environments.tabular_task import TabularTask
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
@@ -57,7 +60,7 @@ class TabularQ(Method):
         """Refuse tasks that are not tabular MDPs."""
         if not isinstance(task, TabularTask):
             raise UsageError(
-                f"{self.name} learns tables of an MDP, and task '{task.name}' has none: "
+                f"{self.name} learns tables of an MDP, and task '{task.info.name}' has none: "
                 "try --task two-state"
             )
 
@@ -70,19 +73,96 @@ class FederatedQ(TabularQ):
 
     rule: ClassVar[str]
     """How the server combines the tables: equal, importance or targets."""
+    samples_all_pairs: ClassVar[bool] = False
+    """Whether every step updates all pairs (s, a) from a generative model."""
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {"visits": COUNT}
-    tau: int = option(50, "local steps between synchronisations", low=1)
+    eta: float = option(
+        0.05,
+        "learning rate of Q-learning; auto (or 0) for what the theory recommends for the run's "
+        "number of steps",
+        low=0,
+        below=1,
+        auto=True,
+    )
+    tau: int = option(
+        50,
+        "local steps between synchronisations; auto (or 0) for the longest period that the theory "
+        "allows at eta",
+        low=0,
+        auto=True,
+    )
     steps: int = option(
         0,
         "local steps of an agent in the whole run, a multiple of tau; 0 to follow --rounds",
         low=0,
     )
 
-    def num_rounds(self, asked: int) -> int:
+    def num_rounds(self, asked: int, task: Options) -> int:
         """Return `steps` / tau, or the rounds of the run if `steps` is 0."""
+        if not self.steps:
+            return asked
+        if not self.tau:
+            raise UsageError("tau is auto: give the length of the run by --rounds, not --steps")
         if self.steps % self.tau:
             raise UsageError(f"steps is {self.steps}: must be a multiple of tau ({self.tau})")
-        return self.steps // self.tau or asked
+        return self.steps // self.tau
+
+    def eta_and_tau(self, task: Task, num_rounds: int) -> tuple[float, int]:
+        """Return learning rate and period, chosen by the theory where they are auto.
+
+        A period that is auto is the longest that the theorems allow at eta. If both are auto, it
+        is the time in which the slowest agent's trajectory mixes (1 for synchronous sampling), and
+        eta follows from the number of steps.
+
+        Args:
+            task: The task.
+            num_rounds: Rounds of the run.
+
+        Returns:
+            eta and tau.
+        """
+        assert isinstance(task, TabularTask)  # `check` refuses others
+        gamma = task.mdp.gamma
+        if self.eta and self.tau:
+            return self.eta, self.tau
+        if self.eta:
+            return self.eta, theory.max_tau(self.eta, gamma, task.info.num_clients)
+        cover = self._coverage(task)
+        tau = self.tau
+        if not tau:
+            tau = 1 if cover is None else max(1, math.ceil(cover.t_mix))
+        mu = 1.0 if cover is None else cover.mu_avg
+        return theory.best_eta(gamma, num_rounds * tau, mu), tau
+
+    def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse tasks that are no MDP, and an automatic eta where theory has no answer."""
+        super().check(task, training)
+        assert isinstance(task, TabularTask)
+        cover = self._coverage(task) if not self.eta else None
+        if cover is None:
+            return
+        if cover.mu_avg == 0.0 or not math.isfinite(cover.t_mix):
+            raise UsageError(
+                "eta is auto, and the theory has no answer: the agents together miss some "
+                "state-action pairs, or an agent's trajectory never mixes; give --eta a number"
+            )
+
+    def warnings(self, task: Task, num_rounds: int) -> tuple[str, ...]:
+        """Name the conditions of the theorems that the run violates."""
+        assert isinstance(task, TabularTask)
+        eta, tau = self.eta_and_tau(task, num_rounds)
+        chosen = []
+        if not (self.eta and self.tau):
+            chosen.append(f"by the theory: eta {eta:.4g}, tau {tau}")
+        cover = self._coverage(task)
+        found = theory.condition_warnings(
+            eta, tau, num_rounds * tau, task.mdp.gamma, task.info.num_clients, cover
+        )
+        return (*chosen, *found)
+
+    def _coverage(self, task: TabularTask) -> theory.Coverage | None:
+        """Return the agents' coverage; None where every step samples all pairs."""
+        return None if self.samples_all_pairs else task.coverage
 
     def receive(self, client: Client) -> tuple[Params, State]:
         """Take the received table, or a random one in round 1 if the task asks for it."""
@@ -97,10 +177,11 @@ class FederatedQ(TabularQ):
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """Train for tau steps at rate eta."""
-        return _hparams(client, self.tau, self.eta), client.state
+        eta, tau = self.eta_and_tau(client.task, client.num_rounds)
+        return _hparams(client, tau, eta), client.state
 
     def allowed_hparams(
-        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what `configure_training` computes, and nothing else."""
         exact = hparams_like(asked, self.tau, self.eta)
@@ -115,7 +196,8 @@ class FederatedQ(TabularQ):
         tables = updates.params["q"].contiguous().numpy()
         visits = updates.extra["visits"].contiguous().numpy() if updates.extra else tables
         global_table = server.params["q"].contiguous().numpy()
-        table = average_tables(self.rule, tables, visits, global_table, self.eta)
+        eta, _ = self.eta_and_tau(server.task, server.num_rounds)
+        table = average_tables(self.rule, tables, visits, global_table, eta)
         return {"q": torch.from_numpy(table)}, server.state
 
 
@@ -125,6 +207,7 @@ class FedSynQ(FederatedQ):
 
     name: ClassVar[str] = "fedsynq"
     rule: ClassVar[str] = "equal"
+    samples_all_pairs: ClassVar[bool] = True
     tau: int = with_default(FederatedQ, "tau", 5)
 
     def train(self, client: Client) -> tuple[Params, State]:
@@ -173,7 +256,8 @@ class FedAsynQTa(FederatedQ):
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Send (1 - d) T and the visit counts N."""
         visits = client.data_state["visits"]
-        d = torch.exp(log1p(-self.eta) * visits.double())
+        eta, _ = self.eta_and_tau(client.task, client.num_rounds)
+        d = torch.exp(log1p(-eta) * visits.double())
         weighted_targets = client.trained["q"] - d * client.start["q"]
         return ClientUpdate({"q": weighted_targets}, {"visits": visits}), client.state
 
@@ -211,7 +295,7 @@ class FedDVRQ(TabularQ):
         return _hparams(client, self._num_samples(client.round), self.eta), client.state
 
     def allowed_hparams(
-        self, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what `configure_training` computes, and nothing else."""
         exact = hparams_like(asked, self._num_samples(round), self.eta)

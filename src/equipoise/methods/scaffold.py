@@ -116,7 +116,7 @@ class Scaffold(Method):
         y = sums["mean"]
         new_x = {name: x[name] + self.server_lr * (y[name] - x[name]) for name in x}
         new_c = {
-            name: c + sums["c"][name] / server.task.num_clients
+            name: c + sums["c"][name] / server.task.info.num_clients
             for name, c in server.state["c"].items()
         }
         return server.with_client_batch_stats(new_x, y), {"c": new_c}

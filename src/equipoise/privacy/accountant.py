@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from equipoise.core import State
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.records.rounds import PrivacySpent
+from equipoise.records.rounds import LostRequest, PrivacySpent
 
 RDP_ORDERS = tuple(range(2, 65))
 
@@ -29,11 +29,13 @@ def gaussian_epsilon(mu_squared: float, delta: float) -> float:
         mu_squared: The sum of 1 / multiplier^2 over the mechanisms.
         delta: The delta at which epsilon is computed.
     """
-    if mu_squared == 0:
+    # delta(0) is the total variation distance 2 Phi(mu / 2) - 1.
+    if math.erf(math.sqrt(mu_squared / 8)) <= delta:
         return 0.0
     from dp_accounting import get_epsilon_gaussian
 
-    return float(get_epsilon_gaussian(mu_squared**-0.5, delta))
+    with np.errstate(divide="ignore"):  # the library takes the logarithm of a delta of 0
+        return float(get_epsilon_gaussian(mu_squared**-0.5, delta))
 
 
 def upload_cost(noise: float, num_summed: int = 1) -> float:
@@ -88,11 +90,25 @@ class GaussianAccountant:
         Returns:
             What all rounds have spent so far.
         """
+        self.count_round(asked, replies)
+        return self.spent()
+
+    def count_round(self, asked: NDArray[np.int64], replies: int) -> None:
+        """Account for a round, as :meth:`after`, without computing epsilon."""
         self.uploads[asked] += 1
         if self.privacy.has_noise and replies:
             self.released[asked] += 1 / self._multiplier(replies) ** 2
         self.replies.append(replies)
-        return self.spent()
+
+    def count_lost(self, request: LostRequest) -> None:
+        """Account for a round that was asked and lost when the server stopped.
+
+        Args:
+            request: The clients that were asked, and what the server could see of their uploads.
+        """
+        self.uploads[request.clients] += 1
+        if self.secure and request.num_summed and self.privacy.has_noise:
+            self.released[request.clients] += 1 / self._multiplier(request.num_summed) ** 2
 
     def spent(self) -> PrivacySpent:
         """Return what has been spent so far.
@@ -117,6 +133,40 @@ class GaussianAccountant:
         if self.amplified:  # Both are upper bounds: the smaller one holds.
             epsilon = min(epsilon, self._amplified_epsilon())
         return PrivacySpent(epsilon, server_epsilon, privacy.dp_delta, max_uploads)
+
+    def epsilon_after(self, asked: NDArray[np.int64], replies: int) -> float:
+        """Return the epsilon of the models after one more round, without counting it.
+
+        Args:
+            asked: The clients that would be asked.
+            replies: The number of uploads in the new model.
+        """
+        state = self.state()
+        epsilon = self.after(asked, replies).epsilon
+        self.load(state)
+        return math.inf if epsilon is None else epsilon
+
+    def min_replies_within(self, asked: NDArray[np.int64], max_epsilon: float) -> int | None:
+        """Return how many replies the next round needs, so that epsilon stays within a limit.
+
+        Args:
+            asked: The clients that would be asked.
+            max_epsilon: The limit.
+
+        Returns:
+            The smallest number of replies; None if even all replies are too few.
+        """
+        if self.epsilon_after(asked, len(asked)) > max_epsilon:
+            return None
+        low = 0  # too few
+        high = len(asked)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.epsilon_after(asked, middle) > max_epsilon:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def state(self) -> State:
         """Return the state for a checkpoint."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from equipoise.config.schema import Options, option
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 BIT_SHARE = 0.05
 """Share of the privacy budget for the bit that adapts dp_clip."""
@@ -27,6 +27,12 @@ class PrivacyConfig(Options):
         0.0, "standard deviation of the noise on each upload, over C; 0 for none", low=0
     )
     dp_delta: float = option(1e-5, "delta at which epsilon is reported", above=0, below=1)
+    max_epsilon: float = option(
+        0.0,
+        "end the run before the (client-level) epsilon of the global models passes this; without "
+        "dp_noise, choose the noise that the planned rounds need; 0 for no limit",
+        low=0,
+    )
     dp_quantile: float = option(
         0.0,
         "share of the updates that should stay unclipped: dp_clip follows it from round to round; "
@@ -43,12 +49,15 @@ class PrivacyConfig(Options):
             raise UsageError(
                 "dp_noise protects nobody whose update is not clipped: set dp_clip too"
             )
+        if self.max_epsilon and not is_clipped:
+            raise UsageError(
+                "max_epsilon is a limit for clipped and noised updates: set dp_clip too"
+            )
         if self.dp_quantile and not is_clipped:
             raise UsageError("dp_quantile adapts a bound: set dp_clip, from where it starts")
-        if self.dp_noise and importlib.util.find_spec("dp_accounting") is None:
+        if self.has_noise and importlib.util.find_spec("dp_accounting") is None:
             raise UsageError(
-                "dp_noise needs the accountant of the extra 'privacy': "
-                "pip install 'equipoise[privacy]'"
+                f"dp_noise needs the accountant of the extra 'privacy': {install_hint('privacy')}"
             )
 
     @property
@@ -78,7 +87,12 @@ class PrivacyConfig(Options):
     @property
     def has_noise(self) -> bool:
         """Return whether there is a guarantee: clipping alone gives none."""
-        return self.dp_noise > 0
+        return self.dp_noise > 0 or self.max_epsilon > 0
+
+    @property
+    def needs_noise(self) -> bool:
+        """Return whether the noise follows from `max_epsilon` and is not chosen yet."""
+        return self.max_epsilon > 0 and self.dp_noise == 0
 
     def refuse_column_statistics(self) -> None:
         """Refuse statistics of columns before round 1, which noise does not protect.

@@ -5,56 +5,130 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
-from equipoise.utils import io as files
+from equipoise.utils.errors import UsageError
 
+NUMBER_COLUMN = "client"
+"""Column with the numbers of clients."""
 NAME_COLUMN = "name"
 """Column with the names of clients, if they have names."""
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of a text that a spreadsheet would run as a formula."""
 
 
-def write_table(path: Path, columns: Mapping[str, Sequence[float | str]]) -> None:
-    """Write columns as CSV, sorted by the first one.
+def spreadsheet_cell(value: object) -> object:
+    """Return a value as a cell of a CSV file that is safe to open in a spreadsheet.
+
+    Numbers stay numbers, floats with six digits. A text that begins like a formula gets an
+    apostrophe in front, unless it is a number.
 
     Args:
-        path: File to write.
+        value: Number or text.
+
+    Returns:
+        The cell for ``csv.writer``.
+    """
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and _is_formula(value):
+        return f"'{value}"
+    return value
+
+
+def csv_text(columns: Mapping[str, Iterable[object]]) -> str:
+    """Return columns as CSV text with a header, every cell safe for spreadsheets.
+
+    Args:
         columns: Values by column, all of one length.
+
+    Returns:
+        The text.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in sorted(zip(*columns.values(), strict=True)):
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
-    files.write_text(path, text.getvalue())
+    writer.writerow(map(spreadsheet_cell, columns))
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow(map(spreadsheet_cell, row))
+    return text.getvalue()
 
 
-def read_table(path: Path) -> dict[str, list[float]]:
-    """Read the numeric columns; return nothing if there is no file."""
-    rows = _rows(path)
+def table_text(columns: Mapping[str, Sequence[float | str]]) -> str:
+    """Return the content of a table of clients, sorted by the first column.
+
+    Args:
+        columns: Values by column, all of one length.
+
+    Returns:
+        CSV text.
+    """
+    first = list(next(iter(columns.values())))
+    order = sorted(range(len(first)), key=first.__getitem__)
+    return csv_text({name: [values[i] for i in order] for name, values in columns.items()})
+
+
+def parse_table(text: str, source: object) -> dict[str, list[float]]:
+    """Read the numeric columns of a table.
+
+    Args:
+        text: Content of the table.
+        source: File of the text, for errors.
+
+    Returns:
+        Values by column; NaN where a cell is no number.
+
+    Raises:
+        UsageError: If a row is too short or the text is no CSV.
+    """
+    head, rows = _rows(text, source)
     return {
-        name: [_number(row[i]) for row in rows[1:]]
-        for i, name in enumerate(rows[0])
+        name: [_number(row[i]) for row in rows]
+        for i, name in enumerate(head)
         if name != NAME_COLUMN
     }
 
 
-def read_names(path: Path) -> dict[int, str]:
-    """Read the names of clients by number; return nothing if they have no names."""
-    head, *rows = _rows(path)
+def parse_names(text: str, source: object) -> dict[int, str]:
+    """Read the names of clients by number; return nothing if they have no names.
+
+    Args:
+        text: Content of the table.
+        source: File of the text, for errors.
+
+    Returns:
+        Names by number.
+
+    Raises:
+        UsageError: If the table is damaged.
+    """
+    head, rows = _rows(text, source)
     if NAME_COLUMN not in head:
         return {}
-    number = head.index("client")
+    number = head.index(NUMBER_COLUMN)
     name = head.index(NAME_COLUMN)
-    return {int(row[number]): row[name] for row in rows}
+    return {int(row[number]): _without_guard(row[name]) for row in rows}
 
 
-def _rows(path: Path) -> list[list[str]]:
-    """Read all rows, the header first."""
-    if not path.is_file():
-        return [[]]
-    with open(path, newline="") as file:
-        return list(csv.reader(file))
+def _rows(text: str, source: object) -> tuple[list[str], list[list[str]]]:
+    """Split a table into its header and its rows."""
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise UsageError(f"'{source}' is damaged: {error}") from error
+    head = rows[0] if rows else []
+    if NUMBER_COLUMN not in head or any(len(row) != len(head) for row in rows):
+        raise UsageError(f"'{source}' is damaged: it is no table of clients")
+    return [_without_guard(name) for name in head], rows[1:]
+
+
+def _without_guard(cell: str) -> str:
+    """Return the text of a cell of `spreadsheet_cell`."""
+    return cell[1:] if cell.startswith("'") and _is_formula(cell[1:]) else cell
+
+
+def _is_formula(text: str) -> bool:
+    """Return whether a text, or what follows its apostrophes, begins like a formula."""
+    return text.lstrip("'").startswith(FORMULA_STARTS) and not math.isfinite(_number(text))
 
 
 def _number(text: str) -> float:

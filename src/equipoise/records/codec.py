@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from equipoise.records.scores import Scores
+from equipoise.utils.errors import UsageError
 
 T = TypeVar("T")
 Flat = Annotated[T, "flat"]
@@ -77,9 +78,30 @@ def decode(kind: type[T], tree: Any) -> T:
     return found
 
 
+def loads(kind: type[T], text: str | bytes, source: object) -> T:
+    """Build a record from JSON text.
+
+    Args:
+        kind: Type of the record.
+        text: JSON.
+        source: Name of the text in errors, such as its file.
+
+    Returns:
+        The record.
+
+    Raises:
+        UsageError: If the text is no JSON, is nested too deeply, or does not fit the type.
+    """
+    try:
+        return decode(kind, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"'{source}' is damaged or of another version: {error}") from error
+
+
 def _decode(kind: Any, value: Any, name: str) -> Any:
     """Decode a value of any type; ``name`` is its path, for errors."""
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin is Annotated:
         return _decode(inner[0], value, name)
     if kind is Any:

@@ -56,6 +56,21 @@ INFLUENCE_GUARD = "influence"
 """Name of the guard that lets clients count less; all others leave replies out."""
 
 
+@dataclass(frozen=True)
+class LostRequest:
+    """A round that a server of remote clients asked, and of which it lost the result in a crash.
+
+    Attributes:
+        round: Number of the round.
+        clients: Clients that were asked.
+        num_summed: Clients in the secure sum that was about to be unmasked; 0 if there was none.
+    """
+
+    round: int
+    clients: list[int]
+    num_summed: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord(Evaluated):
     """One round. Entries that do not apply are None or empty, and absent in JSON.

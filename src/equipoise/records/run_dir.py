@@ -1,111 +1,123 @@
-"""The folder of a run: paths of its files, and how they are read and written."""
+"""The folder of a run: its files by name, and how they are read and written.
+
+Every command reads the files of a run through :class:`Folder`, which compares them with the
+manifest of the run (:mod:`equipoise.records.manifest`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from equipoise.records import codec
-from equipoise.records.client_table import read_names
+from equipoise.records.client_table import parse_names, parse_table
+from equipoise.records.manifest import (
+    MANIFEST_FILE,
+    CheckedFile,
+    CheckedFolder,
+    FileState,
+    NamedFile,
+    seal_line,
+    unseal_line,
+)
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.summary import Summary
-from equipoise.utils import io, serialization
-from equipoise.utils.config_file import read_config
+from equipoise.records.summary import Compared, Summary
+from equipoise.utils import io
+from equipoise.utils.config_file import config_text, parse_config
 from equipoise.utils.errors import UsageError, nearest
 
+CONFIG = "config.json"
+INPUTS = ("preparation.json", "data.sha256", "devices.csv")
+"""What a resumed run is compared with; written before the config."""
+CHECKPOINTS = "checkpoint"
+MODELS = "models"
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
-    *("preparation.json", "data.sha256", "devices.csv"),
-    *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
+    "decision.json",
+    *INPUTS,
+    *("trackers.json", "tensorboard", "wandb", MODELS, CHECKPOINTS),
 )
-"""Everything that a run writes, except its config."""
-
+"""Everything that a run writes, except its config and its manifest."""
 MAX_LISTED_CLIENTS = 20  # names in an error message
 
 
 @dataclass(frozen=True)
-class Folder:
-    """Paths and files of a run."""
+class Folder(CheckedFolder):
+    """Files of a run."""
 
-    path: Path
+    config = NamedFile(CONFIG)
+    """Options of the run."""
+    preparation = NamedFile("preparation.json")
+    """Preprocessing of tables or recordings."""
+    fingerprint = NamedFile("data.sha256")
+    """Fingerprint of the data that the run began with."""
+    devices = NamedFile("devices.csv")
+    """Device table of the user that the run began with."""
+    executor = NamedFile("executor.json")
+    """Executor that was chosen by measurement."""
+    rounds = NamedFile("rounds.jsonl")
+    """Log with one line per round."""
+    checkpoint = NamedFile(f"{CHECKPOINTS}/last.safetensors")
+    """Last checkpoint."""
+    summary = NamedFile("summary.json")
+    """Summary of the finished run."""
+    clients = NamedFile("clients.csv")
+    """Table of clients: size, scores and traffic."""
+    baselines = NamedFile(f"{MODELS}/baselines.safetensors")
+    """Constant and local model of each named client."""
+    labels = NamedFile("labels.csv")
+    """Table of class counts of clients."""
+    card = NamedFile(f"{MODELS}/card.json")
+    """Card of the models."""
+    trackers = NamedFile("trackers.json")
+    """State of the trackers."""
+    flower = NamedFile("flower.json")
+    """Name of the run at its remote clients, and the bytes that they sent before round 1."""
+    requests = NamedFile("requests.json")
+    """Requests to remote clients in the current round, written before they are sent."""
 
-    @property
-    def config(self) -> Path:
-        """Options of the run."""
-        return self.path / "config.json"
+    def model(self, name: str) -> CheckedFile:
+        """Return a model file: `global`, `global-best`, `shared`, `frozen` or `personal`."""
+        return self.file(f"{MODELS}/{name}.safetensors")
 
-    @property
-    def rounds(self) -> Path:
-        """Log with one line per round."""
-        return self.path / "rounds.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """Summary of the finished run."""
-        return self.path / "summary.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Last checkpoint."""
-        return self.path / "checkpoint" / "last.safetensors"
-
-    @property
-    def executor(self) -> Path:
-        """Executor that was chosen by measurement."""
-        return self.path / "executor.json"
-
-    @property
-    def preparation(self) -> Path:
-        """Preprocessing of tables or recordings."""
-        return self.path / "preparation.json"
-
-    @property
-    def fingerprint(self) -> Path:
-        """Fingerprint of the data that the run began with."""
-        return self.path / "data.sha256"
-
-    @property
-    def devices(self) -> Path:
-        """Device table of the user that the run began with."""
-        return self.path / "devices.csv"
+    def outputs(self, split: str) -> CheckedFile:
+        """What all kinds of models say about the clients' ``test`` or ``val`` rows."""
+        return self.model(f"outputs-{split}")
 
     @property
     def models(self) -> Path:
-        """Folder of the models."""
-        return self.path / "models"
+        """Folder of the models, for messages and exports; see :meth:`model`."""
+        return self.path / MODELS
 
     @property
-    def card(self) -> Path:
-        """Card of the models."""
-        return self.models / "card.json"
-
-    @property
-    def trackers(self) -> Path:
-        """State of the trackers."""
-        return self.path / "trackers.json"
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoint, also for client state that does not fit into memory."""
+        return self.path / CHECKPOINTS
 
     @property
     def report(self) -> Path:
-        """HTML report."""
+        """HTML report, which no command reads."""
         return self.path / "report.html"
 
-    @property
-    def clients(self) -> Path:
-        """Table of clients: size, scores and traffic."""
-        return self.path / "clients.csv"
+    # ------------------------------------------------------------------ state of the folder
 
-    @property
-    def labels(self) -> Path:
-        """Table of class counts of clients."""
-        return self.path / "labels.csv"
+    def has_config(self) -> bool:
+        """Return whether this is the folder of a run: whether it has a config."""
+        return (self.path / CONFIG).is_file()
+
+    def is_run(self) -> bool:
+        """Return whether this is the folder of a run, also if its config was deleted."""
+        return self.has_config() or bool(self.states(CONFIG))
 
     def demand(self) -> None:
-        """Raise ``UsageError`` if this is no folder of a run, or one of another format."""
-        if not self.config.is_file():
-            raise UsageError(f"'{self.path}' is not a run folder: it has no config.json")
-        read_config(self.config)
+        """Raise ``UsageError`` if this is no folder of a run, or a damaged or older one."""
+        self.read_config()
 
     def begun(self) -> bool:
         """Return whether the folder is in use.
@@ -114,13 +126,13 @@ class Folder:
         """
         if not self.path.is_dir():
             return self.path.exists()
-        before = (self.preparation, self.fingerprint, self.devices)  # written before the config
-        empty = {io.LOCK_FILE, *(io.temporary_path(file).name for file in (*before, self.config))}
-        if not self.config.exists():
-            empty |= {file.name for file in before}
-        if not any(self.checkpoint.parent.glob("*")):
-            empty.add(self.checkpoint.parent.name)
-        return any(entry.name not in empty for entry in self.path.iterdir())
+        empty = {io.LOCK_FILE}
+        if not self.has_config():
+            empty |= {MANIFEST_FILE, *INPUTS}
+        if not any(self.checkpoints.glob("*")):
+            empty.add(CHECKPOINTS)
+        names = {entry.name for entry in self.path.iterdir()}
+        return any(not name.startswith(io.TEMPORARY_PREFIX) for name in names - empty)
 
     def refuse(self, again: bool) -> None:
         """Check that a run may be written to the folder.
@@ -138,10 +150,58 @@ class Folder:
                 f"'{self.path}' exists already: choose another --out, or give --resume or "
                 "--overwrite"
             )
-        if not self.config.is_file():
+        if not self.has_config():
             raise UsageError(
-                f"'{self.path}' is not a run folder (it has no config.json): choose another --out"
+                f"'{self.path}' is not a run folder (it has no {CONFIG}): choose another --out"
             )
+
+    def clear(self) -> None:
+        """Remove the files of a run, except the config, which marks the folder as a run."""
+        self.restart([CONFIG], ENTRIES)
+
+    def begin(self, options: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+        """Make the folder a run: write what a resumed run is compared with, then the config.
+
+        Args:
+            options: Every option of the run.
+            inputs: Texts of :data:`INPUTS` by name; empty ones are not written.
+        """
+        texts = {name: text for name, text in inputs.items() if text}
+        self.write({**texts, CONFIG: config_text(options)})
+
+    def remove_leftovers(self) -> None:
+        """Settle the manifest and remove temporary files after a process was killed."""
+        self.settle()
+        for folder in (self.path, self.checkpoints, self.models):
+            io.remove_temporaries(folder)
+
+    # ------------------------------------------------------------------ reading
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the options of the run.
+
+        Raises:
+            UsageError: If this is no folder of a run, one of another format, or the config was
+                changed.
+        """
+        if not self.has_config():
+            raise UsageError(f"'{self.path}' is not a run folder: it has no {CONFIG}")
+        # The format comes first: folders of other versions have other manifests.
+        options = parse_config(self.path / CONFIG)
+        self.verify(CONFIG)
+        return options
+
+    def read_summary(self) -> Summary:
+        """Read the summary of a finished run; raise ``UsageError`` if it is damaged."""
+        return codec.loads(Summary, self.summary.read_text(), self.summary)
+
+    def read_table(self, file: CheckedFile) -> dict[str, list[float]]:
+        """Read the numeric columns of a table; return nothing if there is no file."""
+        return parse_table(file.read_text(), file) if file.exists() else {}
+
+    def read_names(self) -> dict[int, str]:
+        """Read the names of clients by number; return nothing if they have no names."""
+        return parse_names(self.clients.read_text(), self.clients) if self.clients.exists() else {}
 
     def find_client(self, wanted: str) -> int:
         """Find a client.
@@ -155,10 +215,11 @@ class Folder:
         Raises:
             UsageError: If there is no client of that name.
         """
-        names = read_names(self.clients)
+        names = self.read_names()
         number = next((client for client, name in names.items() if name == wanted), None)
         if number is not None:
             return number
+        self._refuse_pooled_client(wanted)
         if not wanted.isdecimal():
             known = (
                 f": it has {', '.join(list(names.values())[:MAX_LISTED_CLIENTS])}"
@@ -170,99 +231,198 @@ class Folder:
             )
         return int(wanted)
 
-    def clear(self) -> None:
-        """Remove the files of a run, except the config, which marks the folder as a run."""
-        for name in ENTRIES:
-            io.remove(self.path / name)
-        io.sync(self.path)
-
-    def check(self) -> None:
-        """Check that config and log are those of the last checkpoint.
-
-        Raises:
-            UsageError: If one was changed, cut or damaged.
-        """
-        if not self.checkpoint.is_file():
+    def _refuse_pooled_client(self, wanted: str) -> None:
+        """Say which model serves a client that was too small for one of its own."""
+        if not self.preparation.exists():
             return
-        meta = serialization.read_meta(self.checkpoint)
-        if io.checksum(self.config.read_bytes()) != meta["config"]:
-            raise UsageError(
-                f"'{self.config}' was changed after the run began: its checksum does not match"
-            )
-        lines = self.rounds.read_bytes().splitlines(keepends=True) if self.rounds.exists() else []
-        if len(lines) < meta["round"]:
-            raise UsageError(
-                f"'{self.rounds}' has fewer rounds than the checkpoint: it was cut or edited"
-            )
-        if io.checksum(b"".join(lines[: meta["round"]])) not in meta["log"]:
-            raise UsageError(f"'{self.rounds}' was damaged or edited: its checksum does not match")
-
-    def stream(self) -> Iterator[RoundRecord]:
-        """Iterate over the rounds on disk; a last line that a crash cut is ignored."""
-        if not self.rounds.exists():
+        served_by = dict(json.loads(self.preparation.read_text()).get("served_by", ()))
+        if wanted not in served_by:
             return
-        with open(self.rounds, "rb") as lines:
-            for line in lines:
-                try:
-                    tree = json.loads(line)
-                except ValueError:
-                    return
-                yield self.read_round(tree)
-
-    def records(self) -> list[RoundRecord]:
-        """Return all rounds on disk."""
-        return list(self.stream())
-
-    def read_round(self, tree: object) -> RoundRecord:
-        """Decode one line of the log; raise ``UsageError`` if it is damaged."""
-        try:
-            return codec.decode(RoundRecord, tree)
-        except ValueError as error:
+        pool = served_by[wanted]
+        if pool:
             raise UsageError(
-                f"'{self.rounds}' is damaged or of another version: {error}"
-            ) from error
+                f"client '{wanted}' has no model of its own, because it had few rows: "
+                f"the model of '{pool}' was trained on its rows and serves it"
+            )
+        raise UsageError(
+            f"client '{wanted}' was left out of training, because it had few rows: "
+            "only the global model may serve it"
+        )
 
-    def write_rounds(self, records: Sequence[RoundRecord]) -> int:
-        """Rewrite the whole log and return its checksum."""
-        io.write_text(self.rounds, _lines(records))
-        return self.checksum_of(records)
+    # ------------------------------------------------------------------ rounds
 
-    def checksum_of(self, records: Sequence[RoundRecord]) -> int:
-        """Return the checksum of a log with these rounds."""
-        return io.checksum(_lines(records).encode())
+    def stream(self, with_lost: bool = False) -> Iterator[RoundRecord]:
+        """Iterate over the rounds of the run.
 
-    def append_round(self, record: RoundRecord, before: int) -> int:
-        """Append a round to the log.
+        Of a run that was killed these are the rounds up to its last checkpoint: later ones are
+        lost, and computed again when it is resumed.
 
         Args:
-            record: The round.
-            before: Checksum of the log so far.
+            with_lost: Whether to add the lost rounds that are still on disk.
+
+        Yields:
+            The rounds; a last line that is not complete is ignored.
+
+        Raises:
+            UsageError: If a line was damaged or edited.
+        """
+        if not self.rounds.exists():
+            return
+        with_tail = with_lost or io.is_locked(self.path)
+        left = sys.maxsize if with_tail else self.covered_bytes(self.rounds.name)
+        with self.verify(self.rounds.name).open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                left -= len(line)
+                if left < 0 or not line.endswith(b"\n"):
+                    return
+                yield self.parse_line(line, number)
+
+    def records(self, limit: int | None = None) -> list[RoundRecord]:
+        """Return the first rounds on disk; all of them without a limit."""
+        return list(islice(self.stream(), limit))
+
+    def count_rounds(self) -> int:
+        """Return the number of rounds on disk, also lost ones, before the first damaged one."""
+        count = 0
+        try:
+            for record in self.stream(with_lost=True):
+                count = record.round
+        except UsageError:  # a resumed run computes these rounds again
+            pass
+        return count
+
+    def follow(self) -> LogFollower:
+        """Return a reader of a log that still grows."""
+        return LogFollower(self)
+
+    def parse_line(self, line: bytes, number: int) -> RoundRecord:
+        """Check and decode one line of the log.
+
+        Args:
+            line: The line, with its end.
+            number: Number of the line, from 1, which is that of its round.
 
         Returns:
-            Checksum of the new log.
-        """
-        line = codec.dumps(record) + "\n"
-        io.append(self.rounds, line)
-        return io.checksum(line.encode(), before)
+            The round.
 
-    def read_summary(self) -> Summary:
-        """Read the summary of a finished run; raise ``UsageError`` if it is damaged."""
-        try:
-            text = self.summary.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"'{self.path}' has no readable summary.json: {error}") from error
-        try:
-            return codec.decode(Summary, json.loads(text))
-        except ValueError as error:
-            raise UsageError(
-                f"'{self.summary}' is damaged or of another version: {error}"
-            ) from error
+        Raises:
+            UsageError: If the line was damaged or edited.
+        """
+        text = unseal_line(line)
+        if text is None:
+            raise UsageError(f"'{self.rounds}' is damaged or was edited in line {number}")
+        record = codec.loads(RoundRecord, text, self.rounds)
+        if record.round != number:
+            raise UsageError(f"'{self.rounds}' was edited: line {number} is round {record.round}")
+        return record
+
+    # ------------------------------------------------------------------ writing
 
     def write_summary(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""
-        io.write_text(self.summary, codec.dumps(summary, indent=1))
+        self.summary.write(summary_text(summary))
 
 
-def _lines(records: Sequence[RoundRecord]) -> str:
-    """Return the text of a log."""
-    return "".join(codec.dumps(record) + "\n" for record in records)
+def log_line(record: RoundRecord) -> bytes:
+    """Return one line of the log, with its checksum and its end."""
+    return seal_line(codec.dumps(record))
+
+
+def summary_text(summary: Summary) -> str:
+    """Return the content of ``summary.json``."""
+    return codec.dumps(summary, indent=1)
+
+
+def read_options_file(path: Path) -> dict[str, Any]:
+    """Read the file of ``--config``: TOML, or the config of a run, which is then checked."""
+    folder = Folder(path.parent)
+    if path.name == CONFIG and (folder.path / MANIFEST_FILE).is_file():
+        return folder.read_config()
+    return parse_config(path)
+
+
+class RoundLog:
+    """Writer of ``rounds.jsonl``. The manifest covers the log up to the last checkpoint."""
+
+    def __init__(self, folder: Folder, records: Sequence[RoundRecord]) -> None:
+        """Rewrite the log of a run with these rounds."""
+        self._folder = folder
+        self.rewrite(records)
+
+    def rewrite(self, records: Sequence[RoundRecord]) -> None:
+        """Replace the whole log."""
+        content = b"".join(map(log_line, records))
+        self._digest = hashlib.sha256(content)
+        self._size = len(content)
+        self._folder.rounds.write(content)
+
+    def append(self, record: RoundRecord) -> None:
+        """Append one round, unsynced."""
+        line = log_line(record)
+        io.append(self._folder.path / self._folder.rounds.name, line.decode())
+        self._digest.update(line)
+        self._size += len(line)
+
+    def sync(self) -> dict[str, FileState]:
+        """Sync the log and return its state, for the manifest."""
+        io.sync(self._folder.path / self._folder.rounds.name)
+        return {self._folder.rounds.name: FileState(self._size, self._digest.hexdigest())}
+
+
+class LogFollower:
+    """Reader of the rounds of a run that may still go on."""
+
+    def __init__(self, folder: Folder) -> None:
+        """Follow the rounds of a run folder."""
+        self._folder = folder
+        self._offset = 0
+        self.records: list[RoundRecord] = []
+        """Rounds so far."""
+
+    def poll(self) -> None:
+        """Read the complete lines that are new. A file that shrank was rewritten by a resume."""
+        folder = self._folder
+        if not folder.rounds.exists():
+            return
+        path = folder.verify(folder.rounds.name)
+        size = path.stat().st_size
+        if not io.is_locked(folder.path):  # rounds after the last checkpoint of a killed run
+            size = folder.covered_bytes(folder.rounds.name)
+        if size < self._offset:
+            self.records = []
+            self._offset = 0
+        if size == self._offset:
+            return
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read(size - self._offset)
+        end = text.rfind(b"\n") + 1
+        self._offset += end
+        for line in text[:end].splitlines(keepends=True):
+            self.records.append(folder.parse_line(line, len(self.records) + 1))
+
+
+@dataclass(frozen=True)
+class ComparisonFolder(CheckedFolder):
+    """Folder of a comparison: the folders of its runs, and ``compare.json``."""
+
+    comparison = NamedFile("compare.json")
+    """Command and summaries."""
+
+    def begun(self) -> bool:
+        """Return whether a comparison has begun here; its manifest may be missing."""
+        if (self.path / self.comparison.name).is_file():
+            return True
+        return bool(self.states(self.comparison.name))
+
+    def clear(self) -> None:
+        """Forget an earlier comparison; the folders of its runs stay until they are replaced."""
+        self.restart([], [self.comparison.name])
+
+    def read(self) -> Compared:
+        """Read command and summaries; raise ``UsageError`` if the file is damaged."""
+        return codec.loads(Compared, self.comparison.read_text(), self.comparison)
+
+    def write_comparison(self, compared: Compared) -> None:
+        """Write command and summaries."""
+        self.comparison.write(codec.dumps(compared, indent=1))

@@ -11,6 +11,9 @@ from equipoise.records.codec import Flat
 from equipoise.records.rounds import Bytes, PrivacySpent, RoundRecord
 from equipoise.records.scores import NOTHING, Evaluated, Evaluations, Scores
 
+MIN_RELATIVE_GAIN = 1e-4
+"""Smaller gains of the validation loss do not count: a run that hardly moves has converged."""
+
 
 @dataclass(frozen=True)
 class Newcomers:
@@ -60,6 +63,20 @@ class Certificate:
     """None if the server does not choose weights."""
     largest_gain: float
     """Largest relative gain of any player: 0.05 is a gain in utility of 5 %."""
+
+
+@dataclass(frozen=True)
+class ModelScore:
+    """Main metric of one kind of model on the clients' own test rows."""
+
+    mean: float | None
+    """Every client counts alike; None if the metric is undefined for all of them."""
+    weighted: float | None
+    """Every row counts alike."""
+    clients: int
+    """Clients with a defined score."""
+    worst_decile: float | None = None
+    """Score that nine of ten clients reach: the 10th percentile, of errors the 90th."""
 
 
 CONVERGENCE_WINDOW = 5  # evaluations in the moving average
@@ -115,6 +132,9 @@ class Summary(Evaluated):
     privacy: PrivacySpent | None = None
     undefined: dict[str, int] = field(default_factory=dict)
     """Clients without a score (the AUC of one class only), which are not in its mean."""
+    same_rows: dict[str, ModelScore] = field(default_factory=dict)
+    """Scores on the clients' test rows: ``personal``, ``global``, and of named clients also
+    ``constant`` and ``local`` (trained alone). They can be compared with each other."""
     extra: Flat[dict[str, Any]] = field(default_factory=dict)
     """Entries that the task adds (:meth:`Task.summary`)."""
     newcomers: Newcomers | None = None
@@ -155,6 +175,34 @@ def validation_score(record: RoundRecord, headline: str, higher_is_better: bool)
     if not values:
         return None
     return fmean(values) if higher_is_better else -fmean(values)
+
+
+def evaluations_without_gain(
+    records: Sequence[RoundRecord], headline: str, higher_is_better: bool
+) -> int:
+    """Count the evaluations since validation was last better than ever before.
+
+    The validation loss decides, because on few rows a score such as AUC jumps to its best by chance
+    in an early round; the headline decides where there is no loss.
+
+    Args:
+        records: The rounds so far.
+        headline: Main metric.
+        higher_is_better: Whether a higher metric is better.
+    """
+    scores = [validation_score(record, "loss", False) for record in records]
+    if not any(score is not None for score in scores):
+        scores = [validation_score(record, headline, higher_is_better) for record in records]
+    best: float | None = None
+    count = 0
+    for score in scores:
+        if score is None:
+            continue
+        count += 1
+        if best is None or score > best + MIN_RELATIVE_GAIN * abs(best):
+            best = score
+            count = 0
+    return count
 
 
 def convergence_round(

@@ -25,6 +25,8 @@ MAX_NAME_WIDTH = 22  # characters of a client's or column's name
 MIN_VALUES_WIDTH = 12  # characters of the column "values"
 MAX_CLASS_COLUMNS = 4  # classes up to which each has a column
 SPLITS = ("train", "val", "test")
+FIRST_METHODS = "autopilot,fedavg,local"
+"""The methods to compare first: the recommended one, the reference, and every client alone."""
 
 
 # ------------------------------------------------------------------ tasks
@@ -44,17 +46,17 @@ def describe_task(task: Task) -> dict[str, Any]:
     """
     if not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"task '{task.name}' has environments, not data: there is nothing to describe"
+            f"task '{task.info.name}' has environments, not data: there is nothing to describe"
         )
-    ids = torch.arange(task.num_clients)
+    ids = torch.arange(task.info.num_clients)
     rows = {split: task.num_rows(ids, split).numpy() for split in SPLITS if task.has_split(split)}
     counts = task.label_counts(ids).numpy()
     num_classes = counts.shape[1]
     shares = counts / counts.sum(1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1) / np.log(num_classes)
     return {
-        "task": task.name,
-        "clients": task.num_clients,
+        "task": task.info.name,
+        "clients": task.info.num_clients,
         "classes": num_classes,
         "shape": list(task.example_inputs(1).shape[1:]),
         "parameters": sum(param.numel() for param in task.module.parameters()),
@@ -150,19 +152,36 @@ def tables_text(description: Description, options: Mapping[str, str]) -> str:
         "",
         *_client_lines(description),
         "",
-        *_column_lines(description),
+        *_column_lines([column for column in description.columns if column.kind != "left out"]),
+        *_left_out_lines(description),
     ]
     notes = [str(finding) for finding in description.findings if not finding.is_problem]
     problems = [str(problem) for problem in description.problems]
-    lines += [*_bullet_lines("note", notes), *_bullet_lines("problem", problems)]
-    advice = "what might help, and then" if problems else "nothing is in the way;"
+    lines += _bullet_lines("note", notes)
+    lines += _bullet_lines("problem", problems)
     command = suggested_command(description, options)
-    return "\n".join([*lines, "", f"{advice} go on with:", f"  {command}"])
+    if not command:
+        return "\n".join([*lines, "", "solve the problems above, then describe the data again"])
+    if problems:
+        advice = "this solves the problems: compare methods and decide which model to use:"
+    else:
+        advice = "nothing is in the way. Compare methods and decide which model to use:"
+    return "\n".join([*lines, "", advice, f"  {command}"])
 
 
 def suggested_command(description: Description, options: Mapping[str, str]) -> str:
-    """Return the command that runs with these options and with what the problems ask for."""
-    merged = dict(options)
+    """Return the command that compares methods on these tables.
+
+    Args:
+        description: What the tables are like.
+        options: Options that the user gave, by their names on the command line.
+
+    Returns:
+        The command with the options that solve all problems; empty if some problem needs more.
+    """
+    if not all(problem.option for problem in description.problems):
+        return ""
+    merged = {name: value for name, value in options.items() if name not in ("method", "task")}
     for problem in description.problems:
         name, _, value = problem.option.removeprefix("--").partition(" ")
         if name == "ignore-columns" and merged.get(name):
@@ -171,18 +190,30 @@ def suggested_command(description: Description, options: Mapping[str, str]) -> s
         if name:
             merged[name] = value
     words = [word for name, value in merged.items() for word in (f"--{name}", value)]
-    return shlex.join(["equipoise", "run", *words])
+    return shlex.join(["equipoise", "compare", "--methods", FIRST_METHODS, *words])
+
+
+def _left_out_lines(description: Description) -> list[str]:
+    """Name the columns that are left out, together where the reason is the same."""
+    names: dict[str, list[str]] = {}
+    for column in description.columns:
+        if column.kind == "left out":
+            names.setdefault(column.values, []).append(column.name)
+    if not names:
+        return []
+    texts = [f"{', '.join(columns)}: {reason}" for reason, columns in names.items()]
+    return ["", "columns that are left out:", *map(_bullet, texts)]
+
+
+def _bullet(text: str) -> str:
+    return textwrap.fill(text, TEXT_WIDTH, initial_indent="- ", subsequent_indent="  ")
 
 
 def _bullet_lines(title: str, texts: Sequence[str]) -> list[str]:
     if not texts:
         return []
     plural = "s" if len(texts) > 1 else ""
-    bullets = [
-        textwrap.fill(text, TEXT_WIDTH, initial_indent="- ", subsequent_indent="  ")
-        for text in texts
-    ]
-    return ["", f"{len(texts)} {title}{plural}:", *bullets]
+    return ["", f"{len(texts)} {title}{plural}:", *map(_bullet, texts)]
 
 
 def _target_text(description: Description) -> str:
@@ -221,9 +252,8 @@ def _mean_text(mean: float | None, is_share: bool) -> str:
     return f"{100 * mean:.1f} %" if is_share else f"{mean:.4g}"
 
 
-def _column_lines(description: Description) -> list[str]:
-    """List the columns, with their values cut to fit the line."""
-    views = description.columns
+def _column_lines(views: Sequence[ColumnDescription]) -> list[str]:
+    """List columns, with their values cut to fit the line."""
     names = [_cut(name, MAX_NAME_WIDTH) for name in ("column", *(view.name for view in views))]
     kinds = ["becomes", *(view.kind for view in views)]
     missing = ["missing", *(_missing_text(view) for view in views)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import shlex
 from collections.abc import Sequence
 from functools import cache
@@ -12,23 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise import __version__
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.methods import find_method
-from equipoise.records.run_dir import Folder
+from equipoise.records import codec
+from equipoise.records.decision import Decision
+from equipoise.records.manifest import CheckedFile, CheckedFolder
+from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.report.client_gains import gains_sentence
+from equipoise.report.decision_text import decision_blocks
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import Config, RunGroup, explain_damaged_files, load_groups
 from equipoise.report.sections import report_sections
 from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
 from equipoise.utils import io
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_NAME_LENGTH = 100  # characters of the folders' names in the name of their report
-INSTALL_HINT = "pip install 'equipoise[report]', then 'equipoise report DIR'"
+INSTALL_HINT = f"{install_hint('report')}, then 'equipoise report DIR'"
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:
@@ -46,7 +49,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     """
     with explain_damaged_files(paths[0]):
         groups = load_groups(paths)
-        page = render_report(groups, _command(paths, groups))
+        page = render_report(groups, _command(paths, groups), _decision(paths))
     io.write_text(out, page)
     return out
 
@@ -62,7 +65,9 @@ def try_write_report(path: Path) -> str:
     """
     out = Folder(path).report
     try:
-        if not _is_newer(out, [Folder(path).summary, path / "compare.json"]):
+        if not _is_newer(
+            out, [Folder(path).summary, ComparisonFolder(path).comparison, Folder(path).decision]
+        ):
             write_report([path], out)
         return f"report: {out}"
     except UsageError as error:
@@ -72,12 +77,20 @@ def try_write_report(path: Path) -> str:
         return f"no report: drawing it failed ({reason}); try again: equipoise report {path}"
 
 
-def _is_newer(report: Path, results: Sequence[Path]) -> bool:
+def _decision(paths: Sequence[Path]) -> Decision | None:
+    """Read the decision of a run or a comparison; there is none for several folders."""
+    file = CheckedFolder(paths[0]).decision
+    if len(paths) > 1 or not file.exists():
+        return None
+    return codec.loads(Decision, file.read_text(), file)
+
+
+def _is_newer(report: Path, results: Sequence[CheckedFile]) -> bool:
     """Tell whether a report shows these results already, as after resuming a finished run."""
     if not report.exists():
         return False
-    times = [file.stat().st_mtime_ns for file in results if file.exists()]
-    return bool(times) and report.stat().st_mtime_ns > max(times)
+    last = max(file.modified_ns() for file in results)
+    return 0 < last < report.stat().st_mtime_ns
 
 
 def default_report_path(paths: Sequence[Path]) -> Path:
@@ -90,10 +103,9 @@ def default_report_path(paths: Sequence[Path]) -> Path:
 
 def _command(paths: Sequence[Path], groups: Sequence[RunGroup]) -> str:
     """Return the command that the user typed for a comparison, or one that repeats each run."""
-    comparison = paths[0] / "compare.json"
-    if len(paths) == 1 and comparison.is_file():
-        words: list[object] = json.loads(comparison.read_text()).get("command", [])
-        return shlex.join(map(str, words))
+    comparison = ComparisonFolder(paths[0])
+    if len(paths) == 1 and comparison.comparison.exists():
+        return shlex.join(comparison.read().command)
     return "\n".join(run_command(run.config) for group in groups for run in group.runs)
 
 
@@ -142,12 +154,18 @@ def plotly_script() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
-def render_report(groups: Sequence[RunGroup], command: str) -> str:
+def render_report(
+    groups: Sequence[RunGroup], command: str, decision: Decision | None = None
+) -> str:
     """Render the report of some groups of runs.
+
+    With a decision, the first screen is for whoever decides: verdict, candidates and sites. The
+    rest is folded, and is not printed.
 
     Args:
         groups: Runs to show; several groups are compared.
         command: Command that repeats them.
+        decision: The verdict, if the clients have names and were tested on the same rows.
 
     Returns:
         The page.
@@ -158,7 +176,8 @@ def render_report(groups: Sequence[RunGroup], command: str) -> str:
     return template.render(
         title=_title(groups),
         subtitle=_subtitle(groups),
-        verdict=gains_sentence(groups, display),
+        verdict=decision.headline if decision else gains_sentence(groups, display),
+        first_screen=decision_blocks(decision) if decision else [],
         sections=sections,
         figures=figures,
         plotly_script=plotly_script(),

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.clock.config import ClockConfig
-from equipoise.records.client_table import read_names, read_table
+from equipoise.records.manifest import MANIFEST_FILE
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import CONFIG, ComparisonFolder, Folder
 from equipoise.records.summary import Summary
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 Config = dict[str, Any]
 """Options of a run by name, as `config.json` has them."""
+REPEATS = ("seed", "fold")  # options in which the runs of a group may differ
+CHOICE = "chosen"  # folder of a comparison that 'equipoise choose' writes
 MAX_RUNS = 300  # runs of one page; more make it too large to open
 
 
@@ -127,16 +128,14 @@ def main_metric(records: Sequence[RoundRecord]) -> str:
 def load_run(path: Path) -> RunData:
     """Read one run folder. Files that an unfinished run does not have yet are read as empty."""
     folder = Folder(path)
-    folder.demand()
-    folder.check()
     return RunData(
         folder=folder,
-        config=read_config(folder.config),
+        config=folder.read_config(),
         records=[_without_lists(record) for record in folder.stream()],
-        summary=folder.read_summary() if folder.summary.is_file() else None,
-        clients=read_table(folder.clients),
-        labels=read_table(folder.labels),
-        names=read_names(folder.clients),
+        summary=folder.read_summary() if folder.summary.exists() else None,
+        clients=folder.read_table(folder.clients),
+        labels=folder.read_table(folder.labels),
+        names=folder.read_names(),
     )
 
 
@@ -174,12 +173,13 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
         raise UsageError("these runs have different kinds of scores: report them apart")
     by_config: dict[str, list[RunData]] = {}
     for run in runs:
-        options = {name: value for name, value in run.config.items() if name != "seed"}
+        options = {name: value for name, value in run.config.items() if name not in REPEATS}
         by_config.setdefault(json.dumps(options, sort_keys=True), []).append(run)
     configs = [group[0].config for group in by_config.values()]
     return [
         RunGroup(
-            _label(group[0].config, configs), sorted(group, key=lambda run: run.config["seed"])
+            _label(group[0].config, configs),
+            sorted(group, key=lambda run: (run.config["seed"], run.config.get("fold", 0))),
         )
         for group in by_config.values()
     ]
@@ -188,7 +188,7 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
 def _label(config: Config, configs: Sequence[Config]) -> str:
     """Name the method, with the options that differ between groups of the same method."""
     others = [other for other in configs if other["method"] == config["method"]]
-    names = [name for name in config if name != "seed"]
+    names = [name for name in config if name not in REPEATS]
     differing = [name for name in names if any(other.get(name) != config[name] for other in others)]
     return " ".join([str(config["method"]), *(f"{name}={config[name]}" for name in differing)])
 
@@ -205,15 +205,18 @@ def find_run_folders(path: Path) -> list[Path]:
     Raises:
         UsageError: There is no run.
     """
-    if Folder(path).config.is_file():
+    if Folder(path).has_config():
         return [path]
-    folders = sorted(file.parent for file in path.rglob("config.json"))
+    # A run whose config was deleted still has its manifest, and is refused when it is read.
+    named = {file.parent for name in (CONFIG, MANIFEST_FILE) for file in path.rglob(name)}
+    final = {path, path / CHOICE, *(path / CHOICE).rglob("*")}  # models of 'equipoise choose'
+    folders = sorted(one for one in named - final if Folder(one).is_run())
     if not folders:
         raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
-    try:
-        methods = list(json.loads((path / "compare.json").read_text())["summaries"])
-    except (OSError, ValueError, KeyError):
+    comparison = ComparisonFolder(path)
+    if not comparison.begun():
         return folders
+    methods = list(comparison.read().summaries)
     order = {method_folder_name(method): index for index, method in enumerate(methods)}
     return sorted(
         folders, key=lambda folder: order.get(folder.relative_to(path).parts[0], len(order))

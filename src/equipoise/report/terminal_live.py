@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from equipoise.records.run_dir import Folder
 from equipoise.records.scores import NAMED
 from equipoise.report.run_data import explain_damaged_files, find_run_folders, main_metric
 from equipoise.report.terminal import format_duration, format_score, sparkline
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 MAX_SPARKLINE_WIDTH = 40
@@ -33,27 +31,19 @@ class RunFollower:
     """The rounds of a run that may still go on, read from where the last poll ended."""
 
     def __init__(self, path: Path) -> None:
+        """Open the folder of a run."""
         self.folder = Folder(path)
-        self.config = read_config(self.folder.config)
-        self.records: list[RoundRecord] = []
-        self._offset = 0
+        self.config = self.folder.read_config()
+        self._log = self.folder.follow()
+
+    @property
+    def records(self) -> list[RoundRecord]:
+        """Rounds so far."""
+        return self._log.records
 
     def poll(self) -> None:
-        """Read the complete lines that are new. A file that shrank was rewritten by a resume."""
-        file = self.folder.rounds
-        size = file.stat().st_size if file.exists() else 0
-        if size < self._offset:
-            self.records = []
-            self._offset = 0
-        if size == self._offset:
-            return
-        with open(file, "rb") as lines:
-            lines.seek(self._offset)
-            text = lines.read()
-        end = text.rfind(b"\n") + 1
-        self._offset += end
-        for line in text[:end].splitlines():
-            self.records.append(self.folder.read_round(json.loads(line)))
+        """Read the rounds that are new."""
+        self._log.poll()
 
     @property
     def is_finished(self) -> bool:
@@ -123,7 +113,7 @@ def watch(path: Path, every: float, console: Console) -> None:
     if not console.is_terminal:
         console.print(render_runs(runs, console.width))
         return
-    is_comparison = not Folder(path).config.is_file()
+    is_comparison = not Folder(path).has_config()
     with Live(render_runs(runs, console.width), console=console, auto_refresh=False) as live:
         while not all(run.is_finished for run in runs):
             time.sleep(every)

@@ -25,9 +25,7 @@ from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Summary
 from equipoise.report.run_data import Config
-from equipoise.utils import io
-from equipoise.utils.config_file import read_config
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, install_hint, nearest
 
 PROJECT = "equipoise"  # experiment of MLflow, project of W&B
 # Entries of a round that are no metrics: its number, and lists whose means are logged elsewhere.
@@ -102,6 +100,7 @@ class TensorBoardTracker:
     """Event files in the run folder: ``tensorboard --logdir runs`` shows all runs below it."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
+        """Start a run of the tracker, or go on with a known one."""
         self.id = "tensorboard"
         writer = _import("torch.utils.tensorboard.writer")
         self._writer = writer.SummaryWriter(str(out / "tensorboard"))
@@ -124,6 +123,7 @@ class MLflowTracker:
     """A run in the store of MLFLOW_TRACKING_URI, or else in ``mlflow.db`` of the current folder."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
+        """Start a run of the tracker, or go on with a known one."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # A server that is away must not hold up rounds.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -169,6 +169,7 @@ class WandbTracker:
     """An offline run in the run folder, for ``wandb sync``; WANDB_MODE=online sends it at once."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
+        """Start a run of the tracker, or go on with a known one."""
         mode = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing leaves the machine
@@ -236,7 +237,7 @@ def parse_tracker_names(text: str) -> list[str]:
             known = ", ".join(TRACKERS)
             raise UsageError(f"unknown tracker '{name}'{nearest(name, TRACKERS)}; choose {known}")
         if importlib.util.find_spec(TRACKERS[name].module) is None:
-            raise UsageError(f"--log {name} needs an extra: pip install 'equipoise[{name}]'")
+            raise UsageError(f"--log {name} needs an extra: {install_hint(name)}")
     return list(dict.fromkeys(names))
 
 
@@ -267,6 +268,7 @@ class RunTrackers:
         self._has_started = False
 
     def __enter__(self) -> Self:
+        """Return the tracker."""
         return self
 
     def __call__(self, record: RoundRecord) -> None:
@@ -276,7 +278,8 @@ class RunTrackers:
         self._write(record)
 
     def __exit__(self, *error: object) -> None:
-        finished = self._folder.summary.is_file()
+        """Send the summary if the run is finished, and close the tracker."""
+        finished = self._folder.summary.exists()
         if not self._has_started and finished:
             self._start(self._folder.records())
         if finished and self._open:
@@ -291,14 +294,14 @@ class RunTrackers:
         if not self._names:
             return
         file = self._folder.trackers
-        known_ids: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
-        config = read_config(self._folder.config)
+        known_ids: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        config = self._folder.read_config()
         for name in self._names:
             self._last_written[name] = self._done if name in known_ids else 0
             self._guarded(name, lambda name: self._open_tracker(name, config, known_ids.get(name)))
         if self._open:
             ids = {name: tracker.id for name, tracker in self._open.items()}
-            io.write_text(file, json.dumps({**known_ids, **ids}))
+            file.write(json.dumps({**known_ids, **ids}))
         for record in earlier:
             self._write(record)
 

@@ -14,10 +14,10 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.utils import _pytree as pytree
 
 from equipoise.core import Params
 from equipoise.rl.nn import DTYPE, Shapes, adam, init_weights, num_params, unflatten
+from equipoise.utils.pytree import map_leaves
 
 MIN_STD = 1e-6
 """Inputs with a smaller standard deviation are centred, but not scaled."""
@@ -49,12 +49,16 @@ class Config:
     """Standard deviation of the exploration noise."""
     theta: float = 0.15
     """Pull of the Ornstein-Uhlenbeck process towards zero."""
+    noise_dt: float = 1.0
+    """Time step of the Ornstein-Uhlenbeck process."""
     noise_decay_steps: int = 500
     """Actions over which the noise decays linearly to zero; 0 keeps it constant."""
     pretanh_l2: float = 0.01
     """L2 penalty on the input of the actor's tanh: a saturated actor has no gradient."""
     normalise: bool = True
     """Standardise states and rewards by mean and standard deviation of the replay buffer."""
+    reward_scale: float = 1.0
+    """Factor of rewards, after they are standardised."""
     set_size: int = 0
     """If above 0, a state is a set of this many feature vectors with one action each, and the value
     of a set is the mean over its members (Deep Sets)."""
@@ -178,7 +182,7 @@ def act(config: Config, agent: AgentState, state: Tensor, u: Tensor) -> tuple[Te
     shock = config.sigma * normal_quantile(u)
     noise = agent["noise"]
     if config.noise == "ou":
-        noise = noise - config.theta * noise + shock
+        noise = noise - config.theta * config.noise_dt * noise + config.noise_dt**0.5 * shock
     elif config.noise == "gaussian":
         noise = shock
     decay = torch.ones((), dtype=DTYPE)
@@ -244,13 +248,13 @@ def learn(config: Config, agent: AgentState, u: Tensor) -> AgentState:
         batch = {name: values[rows] for name, values in buffer.items()}
         batch["state"] = _standardise(batch["state"], *state_scale)
         batch["next_state"] = _standardise(batch["next_state"], *state_scale)
-        batch["reward"] = _standardise(batch["reward"], *reward_scale)
+        batch["reward"] = config.reward_scale * _standardise(batch["reward"], *reward_scale)
         learned = _update(config, learned, batch)
     is_ready = agent["num_stored"] >= max(1, config.learning_starts)
     unchanged = ("buffer", "num_stored", "num_actions", "noise")
     new = {name: value for name, value in learned.items() if name not in unchanged}
     old = {name: value for name, value in agent.items() if name not in unchanged}
-    selected = pytree.tree_map(lambda a, b: torch.where(is_ready, a, b), new, old)
+    selected = map_leaves(lambda a, b: torch.where(is_ready, a, b), new, old)
     return cast(AgentState, {**agent, **selected})
 
 

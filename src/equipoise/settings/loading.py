@@ -1,17 +1,15 @@
-"""Load the settings of a run from Python values or from its ``config.json``."""
+"""Make the settings of a run from Python values or from the options that its folder records."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from equipoise.core import Method
 from equipoise.methods import find_method, recorded_name
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import TaskSpec, find_task
-from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import PYTHON_OBJECT, UsageError
 
 
@@ -39,12 +37,12 @@ def settings_of(given: Mapping[str, Any]) -> RunSettings:
 
 
 def settings_in(
-    config: Path, method: type[Method] | None = None, task: TaskSpec | None = None
+    config: Mapping[str, Any], method: type[Method] | None = None, task: TaskSpec | None = None
 ) -> RunSettings:
-    """Read the settings of a run.
+    """Return the settings of a run.
 
     Args:
-        config: The ``config.json`` of the run.
+        config: Options of the run, from ``Folder.read_config``.
         method: Class of its method, if that was given in Python.
         task: Its task, if that was made in Python.
 
@@ -54,7 +52,6 @@ def settings_in(
     Raises:
         UsageError: If the run has another method or task.
     """
-    given = read_config(config)
     recorded: dict[str, str] = {}
     values: dict[str, Any] = {}
     if method is not None:
@@ -64,20 +61,19 @@ def settings_in(
         recorded["task"] = find_task(task).recorded_name
         values["task"] = task
     for option, name in recorded.items():
-        if given.get(option) != name:
+        if config.get(option) != name:
             raise UsageError(
-                f"'{config.parent}' is a run with {option} '{given.get(option)}', not '{name}': "
-                "give that one"
+                f"the run has {option} '{config.get(option)}', not '{name}': give that one"
             )
-    return RunSettings.from_options({**given, **values})
+    return RunSettings.from_options({**config, **values})
 
 
-def settings_like(settings: RunSettings, config: Path) -> RunSettings:
-    """Read the settings of a run that may use the same Python method or task.
+def settings_like(settings: RunSettings, config: Mapping[str, Any]) -> RunSettings:
+    """Return the settings of a run that may use the same Python method or task.
 
     Args:
         settings: Settings whose method and task are used if they were made in Python.
-        config: The ``config.json`` of the run.
+        config: Options of the run, from ``Folder.read_config``.
 
     Returns:
         The settings of the run.

@@ -25,6 +25,20 @@ from equipoise.settings.run_config import RunConfig
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import UsageError, nearest
 
+SYNONYMS = {
+    "learning_rate": "lr",
+    "eta": "lr",
+    "num_rounds": "rounds",
+    "n_rounds": "rounds",
+    "local_epochs": "epochs",
+    "num_epochs": "epochs",
+    "batchsize": "batch_size",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "random_state": "seed",
+    "fraction_fit": "participation",
+}
+"""Names that other libraries use, for error messages."""
 OWNERS_WITH_FULL_NAMES = ("task", "method")
 """Owners whose options may share a short name; those of other owners must be unique."""
 
@@ -139,7 +153,8 @@ def find(known: OptionTable, name: str) -> str:
         raise UsageError(
             f"option '{name}' is one of the method and one of the task: say {' or '.join(keys)}"
         )
-    raise UsageError(f"unknown option '{name}'{nearest(name, known)}")
+    hint = f" (did you mean '{SYNONYMS[name]}'?)" if name in SYNONYMS else nearest(name, known)
+    raise UsageError(f"unknown option '{name}'{hint}")
 
 
 def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any]:

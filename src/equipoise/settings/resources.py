@@ -16,10 +16,12 @@ class ResourceConfig(Options):
         "processes that share the clients of a round, with one result; 0: one per core where that "
         "saves time",
         low=0,
+        high=1024,
     )
     client_memory_gib: float = option(
         4.0,
         "GiB of memory of each process for what its clients hold; what does not fit is kept in "
         "files",
         low=0,
+        high=2**20,
     )

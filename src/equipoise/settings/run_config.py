@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.config.schedules import Scheduled
-from equipoise.config.schema import Options, option
+from equipoise.config.schema import Options, Scheduled, option
 from equipoise.simulation.executor_selection import EXECUTORS
 
 
@@ -46,7 +45,7 @@ class RunConfig(Options):
         choices=EXECUTORS,
     )
     threads: int = option(
-        1, "threads of one tensor operation, unless auto finds more to be faster", low=1
+        1, "threads of one tensor operation, unless auto finds more to be faster", low=1, high=1024
     )
     device: str = option(
         "auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one"
@@ -79,7 +78,10 @@ class RunConfig(Options):
     )
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
     patience: int = option(
-        0, "stop after so many evaluations without a better validation score; 0 for never", low=0
+        -1,
+        "stop after so many evaluations without a lower validation loss; 0 for never; -1 for "
+        "the task's own: 10 on tables, never elsewhere",
+        low=-1,
     )
     finetune: bool = option(
         False, "also score the personal models after validation-stopped local fine-tuning"

@@ -15,16 +15,16 @@ from equipoise.client_selection import recorded_name as selection_name
 from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import DevicePopulation
-from equipoise.config.parsing import from_config_value, to_config_value
-from equipoise.config.schedules import Schedule
-from equipoise.core import Method, SelectionPolicy, TrainingConfig
+from equipoise.config.schema import Schedule, from_config_value, to_config_value
+from equipoise.core import Method, Options, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.privacy.planning import RoundPlan, check_one_round, choose_noise
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse_attack as parse_attack
-from equipoise.tasks import TaskSpec, find_task
+from equipoise.tasks import AUTO_MODEL, TaskSpec, find_task
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.wrappers.deadline import with_deadline_epochs
 from equipoise.wrappers.differential_privacy import with_differential_privacy
@@ -111,7 +111,7 @@ class RunSettings:
             raise UsageError("; ".join(errors))
         if errors:
             raise UsageError("; ".join(errors))
-        run = _with_model_and_rounds(run, method_config, privacy, timing, task)
+        run = _with_model_and_rounds(run, method_config, privacy, timing, task, task_config)
         if privacy.is_enabled and selection is not Uniform:
             raise UsageError(
                 f"selection {policy_name} is not offered with dp_clip: epsilon is counted for "
@@ -130,6 +130,37 @@ class RunSettings:
             # The sensitivity of statistics of the clients' tables is unbounded.
             task_config = dataclasses.replace(task_config, preprocess_from="server")
         return cls(run, timing, training, privacy, task, task_config, method_config, selection())
+
+    def with_chosen_noise(self, num_clients: int, is_simulation: bool) -> RunSettings:
+        """Choose the noise that the planned rounds need, if only `max_epsilon` was given.
+
+        Args:
+            num_clients: Number of clients of the task.
+            is_simulation: Whether only the server knows who is drawn into a cohort.
+
+        Returns:
+            The settings with a noise, or these settings if there is nothing to choose.
+
+        Raises:
+            UsageError: If not even one round is within the limit.
+        """
+        privacy = self.privacy
+        participation = self.run.participation
+        if not privacy.max_epsilon or isinstance(participation, Schedule):
+            return self
+        plan = RoundPlan(
+            num_clients,
+            participation,
+            self.run.rounds,
+            self.run.seed,
+            amplified=is_simulation,
+            secure=self.run.secure,
+        )
+        if not privacy.needs_noise:
+            check_one_round(plan, privacy)
+            return self
+        noise = choose_noise(plan, privacy)
+        return dataclasses.replace(self, privacy=dataclasses.replace(privacy, dp_noise=noise))
 
     @property
     def wrapped_method(self) -> Method:
@@ -164,7 +195,12 @@ class RunSettings:
 
 
 def _with_model_and_rounds(
-    run: RunConfig, method: Method, privacy: PrivacyConfig, timing: ClockConfig, task: TaskSpec
+    run: RunConfig,
+    method: Method,
+    privacy: PrivacyConfig,
+    timing: ClockConfig,
+    task: TaskSpec,
+    task_config: Options,
 ) -> RunConfig:
     """Check options of several configs against each other; fill in model and rounds."""
     if timing.carries_stale_updates and (run.robust or run.secure or privacy.is_enabled):
@@ -196,6 +232,9 @@ def _with_model_and_rounds(
             "beside the sum; "
             "choose a fixed dp_clip"
         )
+    if run.patience < 0:
+        patience = 0 if privacy.has_noise else task.patience
+        run = dataclasses.replace(run, patience=patience)
     if run.patience and privacy.has_noise:
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation "
@@ -214,4 +253,7 @@ def _with_model_and_rounds(
             f"unknown model '{model}' for task '{task.name}'{nearest(model, task.models)}; "
             f"it takes: {', '.join(task.models) or 'none'}"
         )
-    return dataclasses.replace(run, model=model, rounds=method.num_rounds(run.rounds))
+    if model == AUTO_MODEL:  # the rounds follow from the model that is chosen
+        return dataclasses.replace(run, model=model)
+    rounds = method.num_rounds(run.rounds, task_config)
+    return dataclasses.replace(run, model=model, rounds=rounds)

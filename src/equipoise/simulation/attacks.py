@@ -40,6 +40,7 @@ from equipoise.core import (
     Method,
     Params,
     ServerMessage,
+    SupervisedTask,
     Task,
     TrainingConfig,
 )
@@ -161,7 +162,7 @@ class AttackedExecutor(Executor):
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
         self.inner = inner
         self.attack = attack
-        self.hostile = hostile_clients(inner.seed, inner.task.num_clients, share)
+        self.hostile = hostile_clients(inner.seed, inner.task.info.num_clients, share)
         self.min_replies = inner.min_replies
         self.keeps_models = inner.keeps_models
         if attack == "size-lie":
@@ -197,10 +198,12 @@ class AttackedExecutor(Executor):
 
     def _claim_sizes(self) -> None:
         """Let hostile clients claim ten times their examples, as a server would believe them."""
-        everybody = torch.arange(self.task.num_clients)
+        everybody = torch.arange(self.task.info.num_clients)
         claimed = dict(enumerate(self.task.num_examples(everybody).tolist()))
         for client in self.hostile.tolist():
             claimed[client] *= MAX_SIZE_RATIO
+        if not isinstance(self.task, SupervisedTask):
+            raise UsageError("attack size-lie is for tasks with rows: choose another attack")
         self.task.claim_sizes(believed_sizes(claimed))
 
     def _false_hparams(self, result: ClientResult, lying: Tensor) -> LocalHParams | None:
@@ -230,6 +233,13 @@ class AttackedExecutor(Executor):
             self.seed * 1_000_003 + round * 1009,
             round == self.rounds,
         )
+        sums = updates.extra.get("sums")
+        if not updates.params and isinstance(sums, Tensor):
+            # An upload without a model is its sums: histograms of trees.
+            norms = torch.linalg.vector_norm(sums.flatten(1), dim=1, dtype=torch.float64)
+            lies = MODEL_ATTACKS[self.attack](cohort._replace(changes={"sums": sums}, norms=norms))
+            extra = {**updates.extra, "sums": _replace_rows(sums, lies["sums"], lying)}
+            return replace(updates, extra=extra)
         changes = MODEL_ATTACKS[self.attack](cohort)
         params = {
             name: _replace_rows(value, sent[name] + changes[name], lying)

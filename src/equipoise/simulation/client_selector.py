@@ -32,7 +32,7 @@ class ClientSelector:
         self.task = task
         self.seed = seed
         self._policy_state = selection.init()
-        self._client_facts = _unknown_facts(task.num_clients if selection.is_stateful else 0)
+        self._client_facts = _unknown_facts(task.info.num_clients if selection.is_stateful else 0)
         self._loss = self._public_loss(params)
 
     def choose(self, ids: Tensor, count: int, round: int) -> Tensor:
@@ -82,7 +82,7 @@ class ClientSelector:
         before = self._loss
         self._loss = self._public_loss(params)
         progress = float(before.clamp(min=1e-12).log() - self._loss.clamp(min=1e-12).log())
-        everybody = torch.arange(self.task.num_clients)
+        everybody = torch.arange(self.task.info.num_clients)
         feedback = RoundFeedback(
             self._pool(everybody, len(ids), round), torch.isin(everybody, ids), elapsed, progress
         )
@@ -106,11 +106,9 @@ class ClientSelector:
 
     def load(self, state: State) -> None:
         """Restore what `state` returned."""
-        self._policy_state, self._client_facts, self._loss = (
-            state["own"],
-            state["known"],
-            state["loss"],
-        )
+        self._policy_state = state["own"]
+        self._client_facts = state["known"]
+        self._loss = state["loss"]
 
     def _pool(self, ids: Tensor, count: int, round: int) -> Pool:
         """Return what the policy may know of the available clients."""

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from equipoise.core import LocalTrainRequest, Method, Params, RngContext, Task, TrainingConfig
+from equipoise.core import (
+    ExperimentTask,
+    LocalTrainRequest,
+    Method,
+    Params,
+    RngContext,
+    Task,
+    TrainingConfig,
+)
 from equipoise.simulation.executors import Executor, Loop, Stacked
 from equipoise.utils.errors import UsageError
 
@@ -57,6 +65,7 @@ class ExecutorPlan:
         return self.executor
 
     def __str__(self) -> str:
+        """Return the plan in words."""
         plural = "s" if self.threads > 1 else ""
         return f"{self.executor}, {self.threads} thread{plural} ({self.why})"
 
@@ -75,8 +84,10 @@ def select_executor(
     Returns:
         The choice; `loop` on one thread unless another way is clearly faster.
     """
-    if not task.executor_depends_on_model:
-        why = "dense layers" if task.supports_fork else "the task computes its clients together"
+    if not task.info.executor_depends_on_model:
+        why = (
+            "dense layers" if task.info.supports_fork else "the task computes its clients together"
+        )
         return ExecutorPlan("stacked", why=why)
     before = torch.get_num_threads()
     try:
@@ -84,7 +95,8 @@ def select_executor(
         ways = _measure(task, training, cohort, cores, allow_processes)
     finally:
         torch.set_num_threads(before)
-    best, plain = min(ways, key=lambda way: ways[way]), ExecutorPlan("loop")
+    best = min(ways, key=lambda way: ways[way])
+    plain = ExecutorPlan("loop")
     if ways[best] > MAX_RELATIVE_TIME * ways[plain]:
         best = plain
     found = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())
@@ -95,7 +107,7 @@ def auto_executor(
     method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
 ) -> Executor:
     """The executor of :func:`choose` for everybody."""
-    return select_executor(task, training, task.num_clients).make(
+    return select_executor(task, training, task.info.num_clients).make(
         method, task, training, seed, rounds
     )
 
@@ -109,7 +121,7 @@ def _measure(
     """Seconds a step of one client, each way."""
     torch.set_num_threads(1)
     ways = {ExecutorPlan("loop"): seconds_per_step(task, training, 1)}
-    if task.stackable and cohort > 1:
+    if task.info.stackable and cohort > 1:
         ways[ExecutorPlan("stacked")] = seconds_per_step(
             task, training, min(cohort, STACKED_CLIENTS)
         )
@@ -178,7 +190,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def place(task: Task, name: str) -> Task:
+def place(task: ExperimentTask, name: str) -> ExperimentTask:
     """The task on the device of that name; ``auto`` is CUDA's first, else the processor.
 
     Processes that ``torchrun`` started take one device each.
@@ -187,7 +199,7 @@ def place(task: Task, name: str) -> Task:
         raise UsageError(
             f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second"
         )
-    if not task.supports_fork and not name.startswith("cuda"):  # nothing to gain there
+    if not task.info.supports_fork and not name.startswith("cuda"):  # nothing to gain there
         return task
     found = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not found):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
-from equipoise.config import schedules
+from equipoise.config.schema import Schedule, value_at
 from equipoise.core import (
     Blocks,
     ClientState,
@@ -108,7 +108,7 @@ class RoundLoopConfig:
 
     num_rounds: int
     seed: int
-    participation: float | schedules.Schedule
+    participation: float | Schedule
     executor: str
     eval_every: int
     keep_models: bool
@@ -209,9 +209,11 @@ class FederatedSimulation:
         with torch.no_grad():
             self.server_state = method.init_server(task, self.params)
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
-        self.store = ClientStore(task.num_clients, self._init_clients, memory_budget)
+        self.store = ClientStore(task.info.num_clients, self._init_clients, memory_budget)
         self.async_executor = self.executor if isinstance(self.executor, AsyncExecutor) else None
-        self.clock = Clock(clock_config, schedule.seed, task.num_clients) if clock_config else None
+        self.clock = (
+            Clock(clock_config, schedule.seed, task.info.num_clients) if clock_config else None
+        )
         self.chunked_round: ChunkedRound | None = None
         if isinstance(self.executor, InProcessExecutor) and not clock_config:
             self.chunked_round = ChunkedRound(self.executor, self.store, self.keeps_local)
@@ -264,11 +266,12 @@ class FederatedSimulation:
             config.seed,
             round,
             config.num_rounds,
-            schedules.value_at(config.participation, round, config.num_rounds),
+            value_at(config.participation, round, config.num_rounds),
         )
         method = self.method.at(round, config.num_rounds)
         splits: tuple[str, ...] = ()
-        if round == config.num_rounds or round % config.eval_every == 0:
+        is_last = round == config.num_rounds or method.ends_after(server)
+        if is_last or round % config.eval_every == 0:
             splits = tuple(split for split in ("test", "val") if self.task.has_split(split))
         return _CurrentRound(method, server, splits, started)
 
@@ -286,11 +289,11 @@ class FederatedSimulation:
         is_plain_draw = pool is None and self.selector is None and not overselects
         if is_plain_draw or "select_clients" in method.overridden_hooks:
             ids, server.state = method.select_clients(server)
-            _validate_cohort(ids, self.task.num_clients, method)
+            _validate_cohort(ids, self.task.info.num_clients, method)
             if pool is None:
                 return ids
             return ids[torch.isin(ids, torch.from_numpy(pool))]
-        available = torch.arange(self.task.num_clients)
+        available = torch.arange(self.task.info.num_clients)
         if pool is not None:
             available = torch.from_numpy(pool)
         selector = self.selector
@@ -302,13 +305,13 @@ class FederatedSimulation:
         """Return the clients that can be asked (None for all), and how many to ask."""
         if self.clock is not None:
             return self.clock.pool(participation)
-        count = rng.cohort_size(self.task.num_clients, participation)
+        count = rng.cohort_size(self.task.info.num_clients, participation)
         if self.async_executor is None:
             return None, count
         in_flight = self.async_executor.in_flight_ids
         if not len(in_flight):
             return None, count
-        idle = np.setdiff1d(np.arange(self.task.num_clients), in_flight)
+        idle = np.setdiff1d(np.arange(self.task.info.num_clients), in_flight)
         return idle, min(count - len(in_flight), len(idle))
 
     # ---------------------------------------------------------------- step 2: distribute
@@ -334,7 +337,7 @@ class FederatedSimulation:
         if len(client_ids):
             self._prefetch(current.server.round + 1)
             results = self._compute_clients(current, client_ids, message)
-            bytes_down = _download_bytes(message, self.task.blocks, client_ids, results)
+            bytes_down = _download_bytes(message, self.task.info.blocks, client_ids, results)
             self.store.count(client_ids.numpy(), {"down": bytes_down})
         replies = self._end_of_round(current.server, client_ids, results, bytes_down)
         arrived = replies.arrived.long()
@@ -395,11 +398,11 @@ class FederatedSimulation:
         Where a method selects others, their state is read when it is needed.
         """
         config = self.schedule
-        participation = schedules.value_at(
+        participation = value_at(
             config.participation, min(round, config.num_rounds), config.num_rounds
         )
         if participation < 1:
-            ids = rng.cohort(config.seed, round, self.task.num_clients, participation)
+            ids = rng.cohort(config.seed, round, self.task.info.num_clients, participation)
             self.store.prefetch(ids)
             self.executor.prefetch(ids)
 
@@ -475,7 +478,7 @@ class FederatedSimulation:
         """
         server = current.server
         lowest, highest = current.method.allowed_hparams(
-            asked, server.round, server.num_rounds, server_chose
+            self.task, asked, server.round, server.num_rounds, server_chose
         )
         if replies.staleness is None:
             return lowest, highest
@@ -487,7 +490,7 @@ class FederatedSimulation:
                 torch.full_like(asked.lr, training.lr),
             )
             low, high = self.method.at(round, server.num_rounds).allowed_hparams(
-                earlier, round, server.num_rounds, server_chose
+                self.task, earlier, round, server.num_rounds, server_chose
             )
             lowest = pytree.map_leaves(torch.minimum, lowest, low)
             highest = pytree.map_leaves(torch.maximum, highest, high)
@@ -613,7 +616,7 @@ class FederatedSimulation:
             light = replace(result, update=ClientUpdate({}), client_state=ClientState(), scores={})
             result = pytree.index(light, replies.arrived) if len(ids) else None
         # A list of the whole federation says nothing; a longer one is too long for a log.
-        is_listed = len(ids) < min(self.task.num_clients, MAX_LISTED_CLIENTS + 1)
+        is_listed = len(ids) < min(self.task.info.num_clients, MAX_LISTED_CLIENTS + 1)
         fields: dict[str, Any] = {"ids": ids.tolist() if is_listed else None, "train": {}}
         logged = dict(server.logged)
         if result is not None:
@@ -674,7 +677,7 @@ class FederatedSimulation:
         scores: dict[str, float | None] = {
             metric: float(value.double().nanmean()) for metric, value in values.items()
         }
-        primary = values[self.task.metric].double()
+        primary = values[self.task.info.metric].double()
         primary = primary[torch.isfinite(primary)]
         scores["std"] = None
         scores["p10"] = None
@@ -805,7 +808,7 @@ def _influence_bounds(
     if isinstance(task, SupervisedTask) and bool((lowest.lr < highest.lr).any()):
         return OWN_RATE_BOUNDS
     uploaded = set(method.shared_param_names(task))
-    blocks = [block for block, names in task.blocks.items() if uploaded & set(names)]
+    blocks = [block for block, names in task.info.blocks.items() if uploaded & set(names)]
     if "receive" not in method.overridden_hooks and all(
         message.sent_blocks[block] is True for block in blocks
     ):
@@ -814,7 +817,7 @@ def _influence_bounds(
         bounds = STATEFUL_BOUNDS if isinstance(task, SupervisedTask) else UNBOUNDED
     # Where a block stays at the clients, changes of the others depend on it.
     keeps_block = any(
-        message.sent_blocks[block] is False for block, names in task.blocks.items() if names
+        message.sent_blocks[block] is False for block, names in task.info.blocks.items() if names
     )
     return bounds._replace(weighs_norms=not keeps_block)
 
@@ -846,7 +849,8 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> None:
         or array[-1] >= clients
     ):
         raise UsageError(
-            f"{method.name}.select_clients must give the clients of the round as whole numbers from 0 to "
+            f"{method.name}.select_clients must give the clients of the round as whole "
+            "numbers from 0 to "
             f"{clients - 1}, ascending, each once, and at least one: it gave {ids.dtype} "
             f"{array[:10].tolist()}"
         )

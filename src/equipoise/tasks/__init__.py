@@ -1,4 +1,4 @@
-"""What is learned, one file per task: ``two-state`` is the ``SPEC`` in ``two_state.py``; a new task is a new file."""
+"""Tasks: what is learned, one file per kind of task. Every `TaskSpec` in a file is a task."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from equipoise.core import Options, Task, TrainingConfig
+from equipoise.core import ExperimentTask, Options, TrainingConfig
 from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError, nearest
+
+AUTO_MODEL = "auto"
+"""Stands for the model with the best validation score."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,10 @@ class TaskSpec:
     """The task's own defaults of local training."""
     models: tuple[str, ...]
     """Models that it takes, the default first; none where the task brings its own."""
-    build: Callable[[Any, str, TrainingConfig, int], Task]
+    build: Callable[[Any, str, TrainingConfig, int], ExperimentTask]
     """``(config, model, training, seed) -> task``."""
+    patience: int = 0
+    """Evaluations without a better validation score after which a run stops; 0 for never."""
     in_python: bool = False
     """Whether it was made by the user's own Python code, and cannot be found again by its name."""
 

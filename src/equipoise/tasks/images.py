@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.config.schema import with_default
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, TrainingConfig, option
 from equipoise.data.datasets.images import (
     CIFAR10_LAYOUT,
     CIFAR10_SOURCE,
@@ -126,7 +126,9 @@ def _image_task(
 ) -> TaskSpec:
     """Declare the task of one data set."""
 
-    def build(config: ImageConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+    def build(
+        config: ImageConfig, model: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
         arrays = load_dataset(source, config.data)
         rng = streams.generator(seed, streams.IMAGES)
         x, y = _subset(arrays, "", config.train_rows, rng)

@@ -3,92 +3,211 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import nn
 
-from equipoise.core import Task, TrainingConfig
-from equipoise.data.splits import UserRows, UserRowShares, infer_form
-from equipoise.data.tabular.io import SERVER, align_tables, tables_from_values
+from equipoise.core import ExperimentTask, TrainingConfig
+from equipoise.data.federated_dataset import SPLITS, Federation, InputTransform, Ints, Target
+from equipoise.data.splits import RowAssignment, UserRows, UserRowShares, assign_rows, infer_form
+from equipoise.data.tabular.diagnostics import raise_problems
+from equipoise.data.tabular.io import (
+    SERVER,
+    align_tables,
+    split_by_client,
+    table_from_values,
+    tables_from_values,
+)
+from equipoise.data.tabular.table import ClientTables
 from equipoise.data.text import texts_from_python
-from equipoise.data.transforms import InputTransform
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, text
 from equipoise.tasks import tables as own
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.training.objectives import objective_of
 from equipoise.utils.errors import UsageError, nearest
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
-"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
+"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model."""
+
+DATASET_TRAINING = TrainingConfig(epochs=1, lr=0.05, batch_size=32)
+"""Defaults for the user's own networks, which are not regularised unless asked."""
+
+LABEL_COLUMNS = ("label", "labels", "target", "y")
+"""Names that the column of labels of a Hugging Face data set may have."""
 
 
-def from_datasets(
+class ClientArrays(NamedTuple):
+    """The samples of one client or of the server.
+
+    Attributes:
+        x: Samples ``[n, ...]``.
+        y: Classes or numbers ``[n]``.
+        split: Split of each sample as an index of ``SPLITS`` ``[n]``; None to draw them.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    split: Ints | None
+
+
+@dataclass(frozen=True)
+class DatasetRows:
+    """Samples of all clients in memory, with their splits.
+
+    Attributes:
+        rows: The samples and their owners.
+        fixed_splits: Split of each sample ``[n]``; None to draw them.
+        form: How stored samples become inputs.
+    """
+
+    rows: UserRows
+    fixed_splits: Ints | None
+    form: InputTransform
+
+    def assign(self, config: UserRowShares, seed: int) -> tuple[RowAssignment, Generator]:
+        """Assign samples to splits; return the generator for what is drawn next."""
+        generator = own.split_generator(seed)
+        rows = self.rows
+        needs_holdout = rows.server is None
+        assignment = assign_rows(
+            rows.owner, config, generator, needs_holdout, rows.names, self.fixed_splits
+        )
+        return assignment, generator
+
+    def federate(self, config: UserRowShares, seed: int) -> Federation:
+        """Split the samples of each client and build the federation."""
+        assignment, generator = self.assign(config, seed)
+        rows = self.rows
+        if rows.target is not None:
+            train = rows.y[assignment.splits["train"].rows].astype(np.float64)
+            scale = float(train.std()) or 1.0
+            target = msgspec.structs.replace(rows.target, mean=float(train.mean()), scale=scale)
+            rows = replace(rows, target=target)
+        return rows.build(assignment, config, self.form, generator)
+
+    def row_splits(self, config: UserRowShares, seed: int) -> dict[str, dict[str, Ints]]:
+        """Return which samples each client uses for what.
+
+        Args:
+            config: Shares of the splits.
+            seed: Seed of the run.
+
+        Returns:
+            By client, the numbers of its samples, in the order given, by split; those that the
+            server took are under ``server``.
+        """
+        assignment, _ = self.assign(config, seed)
+        owner = self.rows.owner
+        first = np.searchsorted(owner, np.arange(int(owner.max()) + 1))
+        parts = {name: part.rows for name, part in assignment.splits.items()}
+        if len(assignment.server_holdout):
+            parts["server"] = assignment.server_holdout
+        found: dict[str, dict[str, Ints]] = {}
+        for client in range(len(first)):
+            name = self.rows.names[client] if self.rows.names else str(client)
+            found[name] = {
+                split: np.sort(rows[owner[rows] == client]) - first[client]
+                for split, rows in parts.items()
+            }
+        return found
+
+
+def read_datasets(
     clients: Mapping[str, Any] | Iterable[Any],
-    model: Model,
     name: str,
     *,
     server: Any = None,
     classes: int | None = None,
     form: InputTransform | None = None,
+) -> DatasetRows:
+    """Read the samples of all clients; see :meth:`equipoise.Task.from_datasets`.
+
+    Raises:
+        UsageError: If samples or labels cannot be used.
+    """
+    names = [str(client) for client in clients] if isinstance(clients, Mapping) else []
+    held = clients.values() if isinstance(clients, Mapping) else clients
+    parts = [
+        _client_arrays(part, f"client {f'{names[k]!r}' if names else k}")
+        for k, part in enumerate(held)
+    ]
+    if not parts:
+        raise UsageError(f"task '{name}' has no clients: give at least one")
+    served = None if server is None else _client_arrays(server, "the server")
+    everybody = parts if served is None else [*parts, served]
+    shapes = {part.x.shape[1:] for part in everybody}
+    if len(shapes) > 1:
+        raise UsageError(f"task '{name}' has samples of different shapes: {sorted(shapes)}")
+    if len({part.split is None for part in parts}) > 1:
+        raise UsageError(
+            f"some clients of task '{name}' have splits of their own: give all, or none"
+        )
+    x = np.concatenate([part.x for part in parts])
+    y = np.concatenate([part.y for part in parts])
+    splits = [part.split for part in parts if part.split is not None]
+    owner = np.repeat(np.arange(len(parts)), [len(part.y) for part in parts])
+    target = None
+    outputs = classes or int(max(part.y.max() for part in everybody)) + 1
+    if any(np.issubdtype(part.y.dtype, np.floating) for part in everybody):
+        y = y.astype(np.float32)
+        target = Target(kind="regression")
+        outputs = 1
+    server_rows = None if served is None else (served.x, served.y.astype(y.dtype))
+    rows = UserRows(x, y, owner, server_rows, outputs, names, target)
+    fixed_splits = np.concatenate(splits) if splits else None
+    return DatasetRows(rows, fixed_splits, form or infer_form(x))
+
+
+def from_datasets(
+    data: DatasetRows,
+    model: Model,
+    name: str,
+    *,
     training: TrainingConfig | None = None,
     fresh: bool = False,
     adapter: str = "",
     blocks: str = "",
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_datasets`."""
-    names = [str(client) for client in clients] if isinstance(clients, Mapping) else []
-    held = clients.values() if isinstance(clients, Mapping) else clients
-    parts = [
-        _arrays(part, f"client {f'{names[k]!r}' if names else k}") for k, part in enumerate(held)
-    ]
-    if not parts:
-        raise UsageError(f"task '{name}' has no clients: give at least one")
     if isinstance(model, str) and model not in MODELS:
         raise UsageError(
             f"unknown model '{model}'{nearest(model, MODELS)}: choose {', '.join(MODELS)}"
         )
-    shapes = {part[0].shape[1:] for part in parts}
-    if len(shapes) > 1:
-        raise UsageError(
-            f"clients of task '{name}' have samples of different shapes: {sorted(shapes)}"
-        )
-    x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    owner = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
-    served = None if server is None else _arrays(server, "the server")
-    if served is not None and served[0].shape[1:] != x.shape[1:]:
-        raise UsageError(
-            f"the server has samples of shape {served[0].shape[1:]}, clients of {x.shape[1:]}"
-        )
-    found = int(max(y.max(), -1 if served is None else served[1].max())) + 1
-    rows = UserRows(x, y, owner, served, classes or found, names)
     start = _start(model, fresh)
 
-    def build(config: UserRowShares, chosen: str, training: TrainingConfig, seed: int) -> Task:
-        data = rows.federate(config, form or infer_form(x), own.split_generator(seed))
-        module = start.module(data.shape, data.classes, seed)
-        task = ExamplesTask(name, module, data, training, fresh=start.fresh)
+    def build(
+        config: UserRowShares, chosen: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
+        federation = data.federate(config, seed)
+        module = start.module(federation.shape, federation.classes, seed)
+        objective = objective_of(federation.target)
+        task = ExamplesTask(
+            name, module, federation, training, fresh=start.fresh, objective=objective
+        )
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
-    defaults = training or own.SPEC.training
+    defaults = training or DATASET_TRAINING
     return TaskSpec(
         name, "a task made in Python", UserRowShares, defaults, (), build, in_python=True
     )
 
 
-def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearningConfig) -> TaskSpec:
+def from_tables(
+    tables: Any, name: str, choices: own.TableLearningConfig, client_column: str = ""
+) -> TaskSpec:
     """See :meth:`equipoise.Task.from_tables`."""
-    clients = {
-        str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER
-    }
-    found = align_tables(tables_from_values(clients, tables.get(SERVER)), choices)
+    found = align_tables(_client_tables(tables, client_column), choices)
 
     def build(
         config: own.TableLearningConfig, model: str, training: TrainingConfig, seed: int
-    ) -> Task:
+    ) -> ExperimentTask:
         return own.task_from_tables(name, found, config, model, training, seed)
 
     spec = own.SPEC
@@ -99,8 +218,27 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
         spec.training,
         spec.models,
         build,
+        patience=spec.patience,
         in_python=True,
     )
+
+
+def _client_tables(tables: Any, client_column: str) -> ClientTables:
+    """Return the tables of all clients, given by name or as one table with a client column."""
+    if client_column:
+        table = table_from_values(tables, "the table", client_column)
+        split, diagnostics = split_by_client(table, client_column, "the table")
+        raise_problems(diagnostics, split.source)
+        return split
+    if hasattr(tables, "columns") or hasattr(tables, "column_names"):
+        raise UsageError(
+            "tables is one table: name the column of its clients (client_column='site'), or give "
+            "a table for each client's name"
+        )
+    clients = {
+        str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER
+    }
+    return tables_from_values(clients, tables.get(SERVER))
 
 
 def from_texts(
@@ -113,7 +251,9 @@ def from_texts(
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_texts`."""
 
-    def build(config: text.TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+    def build(
+        config: text.TextConfig, model: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
         task = text.task_from_texts(name, texts_from_python(data, config), config, training, seed)
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
@@ -125,16 +265,19 @@ def from_texts(
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run's first model comes from; ``fresh`` if the run's seed is to draw it layer by layer."""
+    """Where a run's first model comes from.
+
+    Attributes:
+        make: Builds the module from the shape of a sample and the number of classes.
+        fresh: Whether the run's seed draws the parameters of its layers.
+    """
 
     make: Callable[[tuple[int, ...], int], nn.Module]
     fresh: bool
 
     def module(self, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(
-                seed
-            )  # a function that builds a module draws what the run's seed says
+            torch.manual_seed(seed)  # for the random numbers of the function that builds it
             return self.make(shape, classes)
 
 
@@ -146,9 +289,37 @@ def _start(model: Model, fresh: bool) -> _Start:
     return _Start(model, fresh)
 
 
-def _arrays(part: Any, where: str) -> tuple[Any, Any]:
-    """Arrays of a pair, or of a torch data set that is read to its end."""
-    if not (isinstance(part, tuple | list) and len(part) == 2):
+def _client_arrays(part: Any, where: str) -> ClientArrays:
+    """Read the samples of a client: one set, or ``(train, test)`` or ``(train, val, test)``."""
+    if not _has_splits(part):
+        x, y = _pair(part, where)
+        return ClientArrays(x, y, None)
+    names = ("train", "test") if len(part) == 2 else ("train", "val", "test")
+    read = [_pair(some, f"{where}, {name}") for some, name in zip(part, names, strict=True)]
+    split = np.repeat([SPLITS.index(name) for name in names], [len(y) for _, y in read])
+    x = np.concatenate([x for x, _ in read])
+    return ClientArrays(x, np.concatenate([y for _, y in read]), split)
+
+
+def _has_splits(part: Any) -> bool:
+    """Return whether a client's data are several sets, not one pair of samples and labels."""
+    if not isinstance(part, tuple | list) or len(part) not in (2, 3):
+        return False
+    return len(part) == 3 or all(_is_dataset(some) for some in part)
+
+
+def _is_dataset(value: Any) -> bool:
+    """Return whether a value is a set of samples with labels: a pair of arrays, or a data set."""
+    if isinstance(value, tuple | list):
+        return len(value) == 2 and all(hasattr(item, "shape") for item in value)
+    return not hasattr(value, "shape") and hasattr(value, "__getitem__")
+
+
+def _pair(part: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return samples and labels of a pair, of a torch data set, or of one of Hugging Face."""
+    if hasattr(part, "column_names") and hasattr(part, "with_format"):
+        part = _huggingface_pair(part, where)
+    elif not (isinstance(part, tuple | list) and len(part) == 2):
         try:
             pairs = [part[i] for i in range(len(part))]
             part = [
@@ -157,26 +328,50 @@ def _arrays(part: Any, where: str) -> tuple[Any, Any]:
             ]
         except (TypeError, KeyError, IndexError, ValueError, NotImplementedError) as error:
             raise UsageError(
-                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: {error}"
+                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: "
+                f"{error}"
             ) from error
-    x, y = (to_numpy(value) for value in part)
+    x = to_numpy(part[0])
+    y = to_numpy(part[1])
     if not x.ndim or x.dtype.kind not in "fiub":
         raise UsageError(f"{where} has samples of type {x.dtype}: they must be numbers")
     if y.ndim == 1 and (len(x) != len(y) or not len(y)):
         raise UsageError(
-            f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, and some"
+            f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, "
+            "and some"
         )
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+    if y.ndim != 1 or y.dtype.kind not in "fiub":
         raise UsageError(
-            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be whole numbers 0, 1, …"
+            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be classes 0, 1, "
+            "..., or numbers (floats)"
         )
     if np.issubdtype(x.dtype, np.floating):
         x = x.astype(np.float32)
+    if y.dtype.kind == "f":
+        if not np.isfinite(y).all():
+            raise UsageError(f"{where} has labels that are not finite: leave these samples out")
+        return x, y.astype(np.float32)
+    if (y.astype(np.int64) < 0).any():
+        raise UsageError(f"{where} has negative classes: number classes 0, 1, ...")
     return x, y.astype(np.int64)
 
 
+def _huggingface_pair(data: Any, where: str) -> tuple[Any, Any]:
+    """Return samples and labels of a data set of the library ``datasets``."""
+    columns = list(data.column_names)
+    labels = [name for name in columns if name in LABEL_COLUMNS]
+    if len(columns) != 2 or len(labels) != 1:
+        raise UsageError(
+            f"{where} has the columns {columns}: keep one of samples and one of labels, which is "
+            f"called {', '.join(LABEL_COLUMNS)} (select_columns, rename_column)"
+        )
+    samples = next(name for name in columns if name != labels[0])
+    arrays = data.with_format("numpy")
+    return arrays[:][samples], arrays[:][labels[0]]
+
+
 def to_numpy(value: Any) -> NDArray[Any]:
-    """Samples or labels as they come, as an array."""
+    """Convert samples or labels to an array; tensors may be on any device."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value

@@ -1,61 +1,52 @@
-"""Supervised tasks whose clients can be poisoned, and the success rate of a backdoor."""
+"""Poisoned clients of a task, and the success rate of their backdoor."""
 
 from __future__ import annotations
 
-import copy
-from abc import abstractmethod
-from typing import Self
-
 import torch
-from torch import Tensor
 
-from equipoise.core import SupervisedTask
-from equipoise.data.federated_dataset import ClientData
+from equipoise.core import Params, Task
 from equipoise.data.poisoning import BACKDOOR_CLASS, PoisonedData, add_trigger
-from equipoise.utils.pytree import Ints, Params, State
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import Ints
 
 
-class PoisonableTask(SupervisedTask):
-    """A supervised task whose clients may be made to train on poisoned rows.
+def poison(task: Task, attack: str, hostile: Ints) -> ExamplesTask:
+    """Return the task in which some clients train on poisoned rows.
 
-    Attributes:
-        data: Rows of clients and server.
-        backdoor: Whether clients were poisoned with a backdoor, so that its success is measured.
+    Args:
+        task: The task.
+        attack: `labels` or `backdoor`, see `equipoise.data.poisoning`.
+        hostile: Numbers of the attacking clients.
+
+    Raises:
+        UsageError: If the task has no rows.
     """
+    if not isinstance(task, ExamplesTask):
+        raise UsageError(
+            f"task '{task.info.name}' has no rows to falsify: choose another attack than {attack}"
+        )
+    return task.with_data(PoisonedData(task.data, attack, hostile))
 
-    data: ClientData
-    backdoor: bool = False
 
-    def poisoned(self, how: str, liars: Ints) -> Self:
-        """Return a copy of the task in which some clients train on poisoned rows.
+def backdoor_success_rate(task: Task, params: Params) -> float | None:
+    """Compute the share of triggered test rows that get the backdoor's class.
 
-        Args:
-            how: ``labels`` or ``backdoor``, see :mod:`equipoise.data.poisoning`.
-            liars: Ids of the malicious clients.
-        """
-        task = copy.copy(self)
-        task.data = PoisonedData(self.data, how, liars)
-        task.backdoor = how == "backdoor"
-        task._map_forward()
-        return task
+    Rows of the backdoor's own class are left out.
 
-    @abstractmethod
-    def _map_forward(self) -> None:
-        """Bind the forward pass over many clients to this copy of the task."""
+    Args:
+        task: The task, poisoned or not.
+        params: Global model.
 
-    @abstractmethod
-    def prepare(self, x: Tensor) -> Tensor:
-        """Convert stored rows to model inputs."""
-
-    def summary(self, params: Params) -> State:
-        """Return the backdoor's success rate: triggered test rows that get the backdoor's class.
-
-        Rows of the backdoor's own class are left out.
-        """
-        if not self.backdoor:
-            return super().summary(params)
-        x, y = self.data.server("test")
-        with torch.no_grad():
-            triggered = self.prepare(add_trigger(x[y != BACKDOOR_CLASS]))
-            predicted = self.forward(params, triggered).argmax(-1)
-        return {"backdoor": float((predicted == BACKDOOR_CLASS).double().mean())}
+    Returns:
+        The share, or None if no client has a backdoor.
+    """
+    if not isinstance(task, ExamplesTask) or not isinstance(task.data, PoisonedData):
+        return None
+    if task.data.attack != "backdoor":
+        return None
+    x, y = task.data.server("test")
+    with torch.no_grad():
+        triggered = task.prepare(add_trigger(x[y != BACKDOOR_CLASS]))
+        predicted = task.forward(params, triggered).argmax(-1)
+    return float((predicted == BACKDOOR_CLASS).double().mean())

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, Preparation, TrainingConfig, option
 from equipoise.data.federated_dataset import ClientData, Ints, Split, Target
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.data.tabular.exchange import PREPROCESSOR_FILE, count_train_rows, find_table
 from equipoise.data.tabular.preprocessing import Preprocessor
-from equipoise.models import MODELS
+from equipoise.models import MODELS, TREES
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.trees.config import TreeOptions
 from equipoise.utils.errors import UsageError
 
 Examples = tuple[Tensor, Tensor]
@@ -25,7 +27,7 @@ Examples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class RemoteTablesConfig(ColumnConfig):
+class RemoteTablesConfig(ColumnConfig, TreeOptions):
     """Options of the task `remote-tables`, equal on all machines except `data`.
 
     A node replaces `data` by its `--node-config`. With a target, the rows are raw tables: before
@@ -78,7 +80,11 @@ class LocalFolderData(ClientData):
     """The rows of this machine. Every client number maps to them: there are no others here."""
 
     def __init__(
-        self, config: RemoteTablesConfig, seed: int, preprocessor: Preprocessor | None = None
+        self,
+        config: RemoteTablesConfig,
+        seed: int,
+        preprocessor: Preprocessor | None = None,
+        for_trees: bool = False,
     ) -> None:
         """Read the folder of this machine.
 
@@ -87,11 +93,14 @@ class LocalFolderData(ClientData):
             seed: Draws the validation rows.
             preprocessor: The one of the exchange before round 1; None to load it from the
                 folder, if there is one.
+            for_trees: Whether the model is made of trees.
         """
         folder = config.folder
         file = folder / PREPROCESSOR_FILE
         if preprocessor is None and file.is_file():
             preprocessor = Preprocessor.load(file)
+        if preprocessor is not None:
+            preprocessor = structs.replace(preprocessor, for_trees=for_trees)
         self.preprocessor = preprocessor
         self.clients = config.clients
         self.classes = config.classes
@@ -151,26 +160,15 @@ class LocalFolderData(ClientData):
         return name in self._splits
 
 
-class RemoteTablesTask(ExamplesTask):
-    """Supervised task of one machine.
+class ReportedSizes(ExamplesTask):
+    """A supervised task of one machine.
 
     At the server, the numbers of training examples are those that clients report, and the server's
     own rows replace a client's rows in dry runs.
     """
 
     data: LocalFolderData
-
-    def __init__(self, data: LocalFolderData, model: str, training: TrainingConfig) -> None:
-        """Create the task.
-
-        Args:
-            data: Rows of this machine.
-            model: Name of the model.
-            training: Settings of local training.
-        """
-        super().__init__("remote-tables", MODELS[model](data.shape, data.classes), data, training)
-        self.preprocessor = data.preprocessor
-        self.reported_sizes: dict[int, int] = {}
+    reported_sizes: dict[int, int]
 
     def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
         """Store the numbers of training examples that clients reported."""
@@ -183,6 +181,34 @@ class RemoteTablesTask(ExamplesTask):
         return torch.tensor([self.reported_sizes.get(client, 0) for client in ids.tolist()])
 
 
+class RemoteTablesTask(ReportedSizes):
+    """A network on the tables of one machine."""
+
+    def __init__(
+        self,
+        data: LocalFolderData,
+        model: str,
+        training: TrainingConfig,
+        bytes_exchanged: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Create the task.
+
+        Args:
+            data: Rows of this machine.
+            model: Name of the model.
+            training: Settings of local training.
+            bytes_exchanged: Bytes (up, down) that the agreement on the preprocessing took.
+        """
+        super().__init__(
+            "remote-tables",
+            MODELS[model](data.shape, data.classes),
+            data,
+            training,
+            preparation=Preparation(data.preprocessor, *bytes_exchanged),
+        )
+        self.reported_sizes = {}
+
+
 def _read(folder: Path, name: str, classes: int) -> Examples:
     """Read `name.npz` with `x` and `y`, or `name.csv` with a header and the label last."""
     for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
@@ -191,10 +217,12 @@ def _read(folder: Path, name: str, classes: int) -> Examples:
         try:
             if path.suffix == ".npz":
                 with np.load(path, allow_pickle=False) as file:
-                    x, y = file["x"], file["y"]
+                    x = file["x"]
+                    y = file["y"]
             else:
                 table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, dtype=np.float64)
-                x, y = table[:, :-1], table[:, -1]
+                x = table[:, :-1]
+                y = table[:, -1]
         except (ValueError, KeyError, OSError) as error:
             raise UsageError(f"'{path}' cannot be read: {error}") from error
         if len(x) != len(y) or not len(x) or not np.isfinite(x).all():
@@ -207,7 +235,9 @@ def _read(folder: Path, name: str, classes: int) -> Examples:
     raise UsageError(f"'{folder}' has neither {name}.npz nor {name}.csv")
 
 
-def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(
+    config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task of this machine from numeric rows.
 
     Args:
@@ -224,7 +254,23 @@ def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed
             "raw tables that stay apart are prepared once their clients are connected: "
             "'equipoise flower run' on real nodes"
         )
-    return RemoteTablesTask(LocalFolderData(config, seed), model, training)
+    return _task(LocalFolderData(config, seed, None, model == TREES), config, model, training)
+
+
+def _task(
+    data: LocalFolderData,
+    config: RemoteTablesConfig,
+    model: str,
+    training: TrainingConfig,
+    bytes_exchanged: tuple[int, int] = (0, 0),
+) -> ExperimentTask:
+    """Build the task of a network, or of trees."""
+    if model != TREES:
+        return RemoteTablesTask(data, model, training, bytes_exchanged)
+    from equipoise.tasks.remote_trees import RemoteTreesTask
+
+    preparation = Preparation(data.preprocessor, *bytes_exchanged)
+    return RemoteTreesTask(data, training, config, preparation)
 
 
 def spec_with_preprocessor(
@@ -237,10 +283,11 @@ def spec_with_preprocessor(
         bytes_exchanged: Bytes (up, down) that the agreement took.
     """
 
-    def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-        task = RemoteTablesTask(LocalFolderData(config, seed, preprocessor), model, training)
-        task.bytes_before = bytes_exchanged
-        return task
+    def build(
+        config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
+        data = LocalFolderData(config, seed, preprocessor, model == TREES)
+        return _task(data, config, model, training, bytes_exchanged)
 
     return replace(SPEC, build=build)
 
@@ -249,7 +296,7 @@ SPEC = TaskSpec(
     name="remote-tables",
     help="rows that stay on their owners' machines: for deployment, see docs/deploy.md",
     config=RemoteTablesConfig,
-    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
-    models=("mlp", "linear"),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
+    models=("mlp", "linear", TREES),
     build=build,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.config.schema import with_default
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, TrainingConfig, option
 from equipoise.environments.linear_task import MODELS, LinearConfig, LinearTask
 from equipoise.environments.tabular_mdp import (
     epsilon_greedy_policy,
@@ -49,7 +49,9 @@ class WindyCliffConfig(LinearConfig):
     goal: float = option(1.0, "reward for reaching the goal, in units of what a fall costs", low=0)
 
 
-def build_planted(config: PlantedConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build_planted(
+    config: PlantedConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task planted."""
     mdps = planted_mdps(
         seed,
@@ -65,7 +67,7 @@ def build_planted(config: PlantedConfig, model: str, training: TrainingConfig, s
 
 def build_windy_cliff(
     config: WindyCliffConfig, model: str, training: TrainingConfig, seed: int
-) -> Task:
+) -> ExperimentTask:
     """Build the task windy-cliff.
 
     With model "v" all agents evaluate one policy: the optimal one without wind, epsilon-greedy.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, TrainingConfig, option
 from equipoise.data.datasets.shakespeare import ALPHABET, SHAKESPEARE, WINDOW, windows
 from equipoise.data.federated_dataset import Ints
 from equipoise.data.partition import natural
@@ -44,6 +44,11 @@ class ShakespeareConfig(SplitConfig):
     )
 
     def __post_init__(self) -> None:
+        """Refuse roles with too few samples.
+
+        Raises:
+            UsageError: If `role_samples` is below `min_rows`.
+        """
         super().__post_init__()
         if self.role_samples < self.min_rows:
             raise UsageError(
@@ -75,7 +80,9 @@ def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Genera
     return np.sort(rng.permutation(eligible)[: config.clients])
 
 
-def build(config: ShakespeareConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(
+    config: ShakespeareConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task: the first samples of each role are its client's, the rest the server's."""
     arrays = load_dataset(SHAKESPEARE, config.data)
     rng = streams.generator(seed, streams.SHAKESPEARE)

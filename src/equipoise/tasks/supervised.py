@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,14 +17,15 @@ from torch.func import functional_call, vmap
 from equipoise.core import (
     LocalTrainRequest,
     Params,
+    Preparation,
     ProximalTerm,
     RngContext,
     State,
+    SupervisedTask,
+    TaskInfo,
     TrainingConfig,
 )
 from equipoise.data.federated_dataset import ClientData, Ints, Subset, fraction_range
-from equipoise.data.tabular.preprocessing import Preprocessor
-from equipoise.data.time_series import WindowTransform
 from equipoise.data.transforms import TokenTransform
 from equipoise.models import blocks_of, check_trainable, weights
 from equipoise.models.batched import activation_bytes, stacked_forward, transposed_params
@@ -34,9 +36,7 @@ from equipoise.models.norm_dropout import (
     running_stat_names,
     with_reproducible_layers,
 )
-from equipoise.tasks.poisoning import PoisonableTask
-from equipoise.training import batched_sgd, batching, grad_norm, linear_closed_form, metrics, sgd
-from equipoise.training.chunking import fit_in_chunks
+from equipoise.training import batched_sgd, batching, grad_norm, metrics, sgd
 from equipoise.training.objectives import Objective, objective_of
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
@@ -48,15 +48,17 @@ MAX_INPUTS_AT_ONCE = 2**19
 """Input numbers that a deep model scores at once. Bounds the memory of its activations."""
 MAX_ACTIVATION_BYTES = 2**30
 """Activation memory of the clients of a stack, or of the rows of a sequence model."""
+UNPREPARED = Preparation()
+"""Rows that come as they are."""
 UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, LoraConv)
 
 
-class ExamplesTask(PoisonableTask):
+class ExamplesTask(SupervisedTask):
     """A network trained by SGD, with the loss and the metrics of an `Objective`."""
 
-    preprocessor: Preprocessor | WindowTransform | None = None
-    """Preprocessing that made the rows from raw tables or recordings."""
+    data: ClientData
+    """Rows of clients and server."""
     claimed_sizes: Mapping[int, int] = MappingProxyType({})
     """Numbers of training rows that count instead of the true ones, in simulated attacks."""
     _padded_inputs: tuple[Tensor, Tensor] | None
@@ -71,6 +73,7 @@ class ExamplesTask(PoisonableTask):
         closed_form: bool = True,
         fresh: bool = True,
         objective: Objective | None = None,
+        preparation: Preparation = UNPREPARED,
     ) -> None:
         """Create the task.
 
@@ -84,18 +87,24 @@ class ExamplesTask(PoisonableTask):
             fresh: Draw the initial model from the seed of a run. If False, it is `module` with its
                 own weights. Frozen parameters never change.
             objective: Loss and metrics. Defaults to the objective of the target.
+            preparation: How the rows were made from raw ones.
         """
         self.fresh = fresh
-        self.name = name
         self.data = data
-        self.training = training
         self.dtype = dtype
-        self.num_clients = data.clients
-        self.client_names = data.names
-        self.class_names = data.target.classes if data.target.name else ()
+        self.preparation = preparation
+        self.info = TaskInfo(
+            name,
+            data.clients,
+            {},
+            training,
+            target_kind=data.target.kind,
+            client_names=data.names,
+            class_names=data.target.classes if data.target.name else (),
+            supports_fork=True,
+        )
         self.objective = objective or objective_of(data.target)
         self.pad_label = self.objective.pad_label
-        self.target_kind = data.target.kind
         self._set_metrics(self.objective.default_metrics)
         self._closed_form = closed_form and self.objective.closed_form
         self._set_network(with_reproducible_layers(copy.deepcopy(module).to(dtype)), "")
@@ -104,23 +113,24 @@ class ExamplesTask(PoisonableTask):
         """Set the network and everything derived from it."""
         self.module = module
         self._padded_inputs = None
-        self.blocks = blocks_of(self.module, blocks)
-        self.batch_stat_names = running_stat_names(self.module)
         self._batch_norm_keys = tuple(f"{name}.rows" for name, _ in batch_norm_layers(self.module))
         self._dropout_keys = tuple(f"{name}.key" for name, _ in dropout_layers(self.module))
-        self.has_train_mode = bool(self._batch_norm_keys or self._dropout_keys)
-        self.linear = (
-            linear_closed_form.linear_param_names(self.module) if self._closed_form else None
-        )
+        self.linear = batched_sgd.linear_param_names(self.module) if self._closed_form else None
         layers = list(self.module.modules())
-        self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
+        stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
         sequences = isinstance(self.data.transform, TokenTransform)
-        self.deep = self.executor_depends_on_model = (
-            self.convolutional or sequences or not self.stackable
-        )
+        self.deep = self.convolutional or sequences or not stackable
         """Evaluate models one by one: batching gains nothing and costs activation memory."""
-        self._is_sequence_model = sequences and self.stackable
+        self._is_sequence_model = sequences and stackable
+        self.info = replace(
+            self.info,
+            blocks=blocks_of(self.module, blocks),
+            batch_stat_names=running_stat_names(self.module),
+            has_train_mode=bool(self._batch_norm_keys or self._dropout_keys),
+            stackable=stackable,
+            executor_depends_on_model=self.deep,
+        )
         self._row_bytes = 0
         self._device_module = self.module
         self._map_forward()
@@ -128,8 +138,8 @@ class ExamplesTask(PoisonableTask):
     def _set_metrics(self, eval_metrics: tuple[str, ...]) -> None:
         """Set the metrics of every evaluation, the primary one first."""
         self.eval_metrics = eval_metrics
-        self.metric = eval_metrics[0]
-        self.higher_is_better = higher_is_better(self.metric)
+        metric = eval_metrics[0]
+        self.info = replace(self.info, metric=metric, higher_is_better=higher_is_better(metric))
 
     def with_primary_metric(self, name: str) -> ExamplesTask:
         """Return the task with another primary metric."""
@@ -141,9 +151,9 @@ class ExamplesTask(PoisonableTask):
     def with_all_metrics(self) -> ExamplesTask:
         """Return the task with all metrics of the objective, the primary one first."""
         task = copy.copy(self)
-        task._set_metrics(
-            (self.metric, *(name for name in self.objective.metric_names if name != self.metric))
-        )
+        metric = self.info.metric
+        others = (name for name in self.objective.metric_names if name != metric)
+        task._set_metrics((metric, *others))
         task._map_forward()
         return task
 
@@ -188,12 +198,15 @@ class ExamplesTask(PoisonableTask):
             self.device,
         )
 
-    def subset(self, ids: Ints) -> ExamplesTask:
+    def subset(self, ids: Ints) -> Self:
         """Return the task of some of the clients, renumbered from 0."""
+        return self.with_data(Subset(self.data, ids))
+
+    def with_data(self, data: ClientData) -> Self:
+        """Return the task on other rows of the same form."""
         task = copy.copy(self)
-        task.data = Subset(self.data, ids)
-        task.num_clients = task.data.clients
-        task.client_names = task.data.names
+        task.data = data
+        task.info = replace(self.info, num_clients=data.clients, client_names=data.names)
         task._map_forward()
         return task
 
@@ -209,8 +222,8 @@ class ExamplesTask(PoisonableTask):
             ) from error
         wanted = (
             f"{self.data.classes} classes"
-            if self.target_kind == "classification"
-            else f"one number for {self.target_kind}"
+            if self.info.target_kind == "classification"
+            else f"one number for {self.info.target_kind}"
         )
         if not isinstance(logits, Tensor):
             raise UsageError(
@@ -223,8 +236,9 @@ class ExamplesTask(PoisonableTask):
                 f"but the data has {wanted}"
             )
         self._check_deterministic(x[:2])
-        if self.stackable and not self._can_vmap(x[:2]):
-            self.stackable, self.deep = False, True
+        if self.info.stackable and not self._can_vmap(x[:2]):
+            self.info = replace(self.info, stackable=False)
+            self.deep = True
 
     def _check_deterministic(self, x: Tensor) -> None:
         """Refuse a model whose outputs or initial weights no seed can repeat."""
@@ -270,9 +284,9 @@ class ExamplesTask(PoisonableTask):
         """Tell whether the data has a split."""
         return self.data.has_split(split)
 
-    def preprocessing_json(self) -> str:
-        """Return the preprocessor as JSON; empty without one."""
-        return self.preprocessor.to_json() if self.preprocessor else ""
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the user should know about the data before training."""
+        return self.preparation.notes
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the data."""
@@ -315,8 +329,9 @@ class ExamplesTask(PoisonableTask):
 
     def label_counts(self, ids: Tensor) -> Tensor:
         """Count the training rows of each class, `[K, C]`."""
-        own, classes = self.data.split(_numpy(ids), "train"), self.data.classes
-        if self.target_kind != "classification":
+        own = self.data.split(_numpy(ids), "train")
+        classes = self.data.classes
+        if self.info.target_kind != "classification":
             return torch.from_numpy(own.size)[:, None]
         owner = np.repeat(np.arange(len(own.size)), own.size)
         first = np.cumsum(own.size) - own.size
@@ -339,7 +354,7 @@ class ExamplesTask(PoisonableTask):
     def pad_inputs(self, x: Tensor) -> Tensor:
         """Return rows padded for the closed form; cached while the rows are the same tensor."""
         if self._padded_inputs is None or self._padded_inputs[0] is not x:
-            self._padded_inputs = x, linear_closed_form.pad_inputs(x.to(self.device))
+            self._padded_inputs = x, batched_sgd.pad_inputs(x.to(self.device))
         return self._padded_inputs[1]
 
     def channels_last(self, value: Tensor) -> Tensor:
@@ -381,7 +396,7 @@ class ExamplesTask(PoisonableTask):
             learned = {
                 name: v
                 for name, v in weights.model_params(self.module).items()
-                if name not in self.batch_stat_names
+                if name not in self.info.batch_stat_names
             }
             size = activation_bytes(
                 self._device_module,
@@ -409,7 +424,8 @@ class ExamplesTask(PoisonableTask):
 
     def _request_to_device(self, request: LocalTrainRequest) -> LocalTrainRequest:
         """Move the tensors of a request to the device; ids and epochs stay on the CPU."""
-        pull, linear = request.proximal, request.grad_correction
+        pull = request.proximal
+        linear = request.grad_correction
         if pull is not None:
             strength, follow = (
                 torch.as_tensor(value).to(self.device) for value in (pull.mu, pull.anchor_lr)
@@ -444,9 +460,11 @@ class ExamplesTask(PoisonableTask):
         """Compute the bootstrap interval of the primary metric over a client's test rows."""
         x, y = self._rows_of_one(torch.tensor(client), "test")
         outputs = self.logits(pytree.to_device(params, self.device), x).cpu()
-        alone = (self.metric,)  # not every score that the task knows, five hundred times
+        alone = (self.info.metric,)  # not every score that the task knows, five hundred times
         return metrics.bootstrap_interval(
-            lambda rows: self.objective.score(outputs[rows], y[rows], None, alone)[self.metric],
+            lambda rows: self.objective.score(outputs[rows], y[rows], None, alone)[
+                self.info.metric
+            ],
             len(y),
             random,
         )
@@ -460,7 +478,7 @@ class ExamplesTask(PoisonableTask):
 
     def evaluate_heads(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
         """Evaluate one model with each of several heads; the body is computed once."""
-        if not (self.deep and self.stackable):
+        if not (self.deep and self.info.stackable):
             return super().evaluate_heads(ids, params, heads, split)
         x, y = self._rows_of_one(ids, split)
         body, heads = (pytree.to_device(tree, self.device) for tree in (params, heads))
@@ -468,6 +486,10 @@ class ExamplesTask(PoisonableTask):
         # What does not depend on the heads is not mapped over them, but computed once.
         mapped = vmap(lambda head: self.logits(body | head, x))
         return self._score(mapped(heads), y[None], None)
+
+    def client_rows(self, client: int, split: str) -> tuple[Tensor, Tensor]:
+        """Return the stored rows and targets of one client."""
+        return self._rows_of_one(torch.tensor(client), split)
 
     def _rows_of_one(self, ids: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """Return the stored rows and targets of one client."""
@@ -490,9 +512,9 @@ class ExamplesTask(PoisonableTask):
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """Train K clients, in chunks that fit into memory."""
-        train = batched_sgd.fit if self.stackable else sgd.fit_each
+        train = batched_sgd.fit if self.info.stackable else sgd.fit_each
         at_once = self._clients_at_once(ids, rng.training.batch_size)
-        params, anchor = fit_in_chunks(
+        params, anchor = batching.fit_in_chunks(
             train, self, ids, self._request_to_device(request), rng, at_once
         )
         return _to_cpu(params), _to_cpu(anchor), data_state
@@ -510,7 +532,7 @@ class ExamplesTask(PoisonableTask):
 
     def grad_sq_norm_stack(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
         """Compute `grad_sq_norm` of K clients, `[K]`."""
-        if not self.stackable:
+        if not self.info.stackable:
             return torch.stack(
                 [self.grad_sq_norm(ids[k], pytree.index(params, k), rng) for k in range(len(ids))]
             )
@@ -565,7 +587,8 @@ class ExamplesTask(PoisonableTask):
 
     def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
         """Return the utility of the primary metric, and the loss."""
-        return self.objective.utility(self.metric, scores[self.metric]), scores["loss"]
+        metric = self.info.metric
+        return self.objective.utility(metric, scores[metric]), scores["loss"]
 
 
 def _to_cpu(tree: Params) -> Params:

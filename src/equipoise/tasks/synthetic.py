@@ -5,14 +5,16 @@ The defaults of local training are those of its authors' code.
 
 from __future__ import annotations
 
-from equipoise.core import Task, TrainingConfig
+from equipoise.core import ExperimentTask, TrainingConfig
 from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
 
 
-def build(config: SyntheticConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(
+    config: SyntheticConfig, model: str, training: TrainingConfig, seed: int
+) -> ExperimentTask:
     """Build the task."""
     data = Synthetic(config, seed)
     return ExamplesTask("synthetic", MODELS[model](data.shape, data.classes), data, training)

@@ -11,20 +11,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.core import Task, TrainingConfig, option
+from equipoise.core import ExperimentTask, Preparation, TrainingConfig, option
 from equipoise.data import tabular
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.time_series import federate_recordings, read_recordings
-from equipoise.models import MODELS
-from equipoise.tasks import TaskSpec
+from equipoise.models import MODELS, TREES
+from equipoise.tasks import AUTO_MODEL, TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.training.objectives import Objective, balanced_class_weights, objective_of
+from equipoise.trees.config import TreeOptions
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class TableLearningConfig(tabular.TableConfig):
+class TableLearningConfig(tabular.TableConfig, TreeOptions):
     """Options of learning from tables: the columns, and the loss of their target."""
 
     class_weights: str = option(
@@ -95,7 +96,7 @@ class TablesConfig(TableLearningConfig):
         return Path(self.data).expanduser()
 
 
-def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     """Build the task from files.
 
     Args:
@@ -105,17 +106,21 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
         seed: Seed of the split of rows.
     """
     if config.path.suffix == ".npz":
+        if config.folds:
+            raise UsageError("folds are for tables, and '.npz' holds recordings: leave it out")
+        if model == TREES:
+            raise UsageError("model trees is for tables, not for recordings: leave model out")
         recordings = read_recordings(config.path, config.client_column, config.target)
         windows = federate_recordings(recordings, config.window, config, split_generator(seed))
-        task = ExamplesTask(
+        return ExamplesTask(
             "tables",
             MODELS[model](windows.data.shape, windows.data.classes),
             windows.data,
             training,
+            preparation=Preparation(
+                windows.preprocessor, windows.upload_bytes, windows.download_bytes
+            ),
         )
-        task.preprocessor = windows.preprocessor
-        task.bytes_before = (windows.upload_bytes, windows.download_bytes)
-        return task
     tables = tabular.read_tables(config.path, config.client_column, config)
     return task_from_tables("tables", tables, config, model, training, seed)
 
@@ -141,14 +146,24 @@ def task_from_tables(
     Returns:
         The task, with its preprocessor and the bytes that the preprocessing exchanged.
     """
-    federation = tabular.build_federation(tables, config, split_generator(seed))
-    module = MODELS[model](federation.data.shape, federation.data.classes)
-    task = ExamplesTask(
-        name, module, federation.data, training, objective=config.objective(federation.data)
+    if model == AUTO_MODEL:
+        raise UsageError("model auto is for 'equipoise run': give linear, mlp or trees here")
+    federation = tabular.build_federation(tables, config, split_generator(seed), model == TREES)
+    data = federation.data
+    objective = config.objective(data)
+    preparation = Preparation(
+        federation.preprocessor,
+        federation.upload_bytes,
+        federation.download_bytes,
+        federation.notes,
     )
-    task.preprocessor = federation.preprocessor
-    task.bytes_before = (federation.upload_bytes, federation.download_bytes)
-    return task
+    if model == TREES:
+        from equipoise.tasks.trees import TreesTask
+
+        categories = federation.preprocessor.num_categories
+        return TreesTask(name, data, training, config, categories, objective, preparation)
+    module = MODELS[model](data.shape, data.classes)
+    return ExamplesTask(name, module, data, training, objective=objective, preparation=preparation)
 
 
 SPEC = TaskSpec(
@@ -156,9 +171,10 @@ SPEC = TaskSpec(
     help="your own tables: a folder of CSV or Parquet files, one per client, "
     "or one file with a client column",
     config=TablesConfig,
-    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
-    models=("mlp", "linear", "cnn1d"),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
+    models=("mlp", "linear", "cnn1d", TREES, AUTO_MODEL),
     build=build,
+    patience=10,
 )
 
 

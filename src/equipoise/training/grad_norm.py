@@ -58,7 +58,7 @@ def _trainable_leaves(task: Network, params: Params) -> Params:
     return {
         name: value.detach().requires_grad_()
         for name, value in params.items()
-        if name not in task.batch_stat_names
+        if name not in task.info.batch_stat_names
     }
 
 

@@ -7,15 +7,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.core import Params, State
+from equipoise.core import Params, State, TaskInfo
 from equipoise.data.federated_dataset import ClientData
-from equipoise.training.linear_closed_form import LinearParamNames
 from equipoise.training.objectives import Objective
+
+LinearParamNames = tuple[str, str | None]
+"""Names of the weight and of the bias, None without a bias."""
 
 
 class Network(Protocol):
     """A network, the loss of each example, and the training rows of every client."""
 
+    info: TaskInfo
+    """Facts; with `has_train_mode`, steps need a `step_context`."""
     data: ClientData
     """Rows of every client."""
     dtype: torch.dtype
@@ -28,12 +32,8 @@ class Network(Protocol):
     """Loss and metrics of the task's kind of target."""
     pad_label: float | None
     """Target of padding rows, if zero weight alone is not enough to ignore them."""
-    batch_stat_names: tuple[str, ...]
-    """Parameters updated by batch statistics instead of gradients."""
     transposed_params: frozenset[str]
     """Matrices stored transposed in memory while a stack is trained, because that is faster."""
-    has_train_mode: bool
-    """Whether the network behaves differently in training, so that `step_context` is needed."""
 
     def step_context(self, key: Tensor, rows: Tensor) -> Params:
         """Return extra inputs of a training step: dropout keys and true batch sizes.
@@ -50,7 +50,7 @@ class Network(Protocol):
         """Return the same values in the memory format that is fastest for the network."""
 
     def pad_inputs(self, x: Tensor) -> Tensor:
-        """Return the training rows padded for the closed form (`linear_closed_form.pad_inputs`)."""
+        """Return the training rows padded for the closed form (`batched_sgd.pad_inputs`)."""
 
     def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """Compute the losses `[B]` of one model."""

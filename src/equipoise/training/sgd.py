@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from equipoise.core import LocalTrainRequest, Params, RngContext
 from equipoise.training import batching
-from equipoise.training.chunking import slice_request
 from equipoise.training.network import Network
 from equipoise.utils import pytree
 from equipoise.utils import rng as random
@@ -22,7 +19,7 @@ def fit(
 
     Every step computes, with weight decay `w`, correction `c` and proximal term `(anchor, mu)`:
 
-        g = grad loss(p) + w p + c + mu (p - anchor)
+        g = clip(grad loss(p)) + w p + c + mu (p - anchor)
         v = momentum v + g
         p = clamp(p - lr v)
 
@@ -49,13 +46,13 @@ def fit(
     # Batch statistics have no gradients; training steps write into their copies below.
     frozen_stats = {
         name: request.params[name]
-        for name in task.batch_stat_names
+        for name in task.info.batch_stat_names
         if name not in request.trainable
     }
-    request = without_batch_stats(task, request)
+    request = batching.without_batch_stats(task, request)
     losses = request.loss or task.losses
     params = {name: task.channels_last(value) for name, value in request.params.items()}
-    params |= {name: params[name].clone() for name in task.batch_stat_names}
+    params |= {name: params[name].clone() for name in task.info.batch_stat_names}
     anchor = dict(request.proximal.anchor) if request.proximal else {}
     velocity = {name: torch.zeros_like(params[name]) for name in request.trainable}
     for step in range(int(plan.steps[0])):
@@ -65,7 +62,7 @@ def fit(
         y = split.y[rows].to(task.device)
         for repetition in range(request.steps_per_batch):
             context: Params = {}
-            if task.has_train_mode:
+            if task.info.has_train_mode:
                 key = dropout_keys[step * request.steps_per_batch + repetition, 0]
                 context = task.step_context(key, torch.tensor(count))
             with torch.enable_grad():
@@ -74,6 +71,10 @@ def fit(
                 }
                 loss = losses({**params, **leaves, **context}, x, y, request.aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
+            if training.max_grad_norm:
+                norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+                factor = (training.max_grad_norm / norm.clamp(min=batching.MIN_NORM)).clamp(max=1.0)
+                gradients = tuple(factor * g for g in gradients)
             for name, g in zip(request.trainable, gradients, strict=True):
                 p = params[name]
                 if training.weight_decay:
@@ -92,9 +93,9 @@ def fit(
             anchor_lr = request.proximal.anchor_lr
             for name in request.trainable:
                 anchor[name] = anchor[name] + anchor_lr * (params[name] - anchor[name])
-    # The proximal term does not apply to batch statistics: their anchor is their value.
-    anchor |= {name: params[name] for name in task.batch_stat_names if name in anchor}
     params |= frozen_stats
+    # The proximal term does not apply to batch statistics: their anchor is their value.
+    anchor |= {name: params[name] for name in task.info.batch_stat_names if name in anchor}
     return {name: value.contiguous() for name, value in params.items()}, anchor
 
 
@@ -112,13 +113,10 @@ def fit_each(
     Returns:
         Trained parameters and anchors, `[K, ...]`.
     """
-    results = [fit(task, ids[k], slice_request(request, k, len(ids)), rng) for k in range(len(ids))]
+    results = [
+        fit(task, ids[k], batching.slice_request(request, k, len(ids)), rng)
+        for k in range(len(ids))
+    ]
     params = pytree.stack([params for params, _ in results])
     anchor = pytree.stack([anchor for _, anchor in results])
     return params, anchor
-
-
-def without_batch_stats(task: Network, request: LocalTrainRequest) -> LocalTrainRequest:
-    """Return the request with batch statistics removed from the trainable parameters."""
-    trainable = tuple(name for name in request.trainable if name not in task.batch_stat_names)
-    return replace(request, trainable=trainable)

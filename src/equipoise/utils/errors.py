@@ -15,10 +15,30 @@ class UsageError(Exception):
     """Bad input: one sentence with what is wrong, where, and what to do. Exit code 2."""
 
 
+class DamagedFile(UsageError):
+    """A file is missing, damaged or edited. Nobody may go on as if it were not there."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise a `UsageError` with this message unless the condition holds."""
     if not condition:
         raise UsageError(message)
+
+
+def refuse_all(problems: Iterable[tuple[bool, str]]) -> None:
+    """Raise one `UsageError` with all problems that are there.
+
+    Args:
+        problems: Whether each problem is there, and its message.
+    """
+    found = [message for is_there, message in problems if is_there]
+    if found:
+        raise UsageError("; ".join(found))
+
+
+def install_hint(extra: str) -> str:
+    """Say how to install an optional extra, from a wheel or in a clone of the repository."""
+    return f"pip install 'equipoise[{extra}]' (in a clone: pip install -e '.[{extra}]')"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

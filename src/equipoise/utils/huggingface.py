@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, install_hint
 
 Loaded = TypeVar("Loaded")
 
@@ -26,7 +26,7 @@ def import_library(name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(f"{what} needs {name}: pip install 'equipoise[text]'") from error
+        raise UsageError(f"{what} needs {name}: {install_hint('text')}") from error
 
 
 def load_pretrained(what: str, name: str, load: Callable[[str], Loaded]) -> Loaded:

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from equipoise.utils.errors import UsageError
@@ -95,6 +95,7 @@ def _inode(path: Path) -> int | None:
 
 DISK = Disk()  # tests put one in its place that fails
 LOCK_FILE = ".lock"
+TEMPORARY_PREFIX = ".tmp"  # safetensors has the same for its own temporary files
 
 
 def make_folder(path: Path, private: bool = False) -> None:
@@ -125,14 +126,45 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
     """
     temporary = temporary_path(path)
     try:
-        DISK.fill(temporary, write)
-        DISK.sync(temporary)
-        DISK.rename(temporary, path)
-        DISK.sync(path.parent)
+        fill(temporary, write)
+        rename([(temporary, path)])
     except Exception:
-        with contextlib.suppress(OSError):
-            DISK.remove(temporary)  # on a full disk its room is needed
+        remove_quietly([temporary])  # on a full disk its room is needed
         raise
+
+
+def fill(path: Path, write: Callable[[Path], None]) -> None:
+    """Create or truncate a file, let `write` write its content, and sync the content."""
+    DISK.fill(path, write)
+    DISK.sync(path)
+
+
+def rename(pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Rename files durably, in order; the last one when all others are durable.
+
+    Args:
+        pairs: Source and target of each file; existing targets are replaced.
+    """
+    for source, target in pairs[:-1]:
+        DISK.rename(source, target)
+    for folder in dict.fromkeys(target.parent for _, target in pairs[:-1]):
+        DISK.sync(folder)
+    for source, target in pairs[-1:]:
+        DISK.rename(source, target)
+        DISK.sync(target.parent)
+
+
+def remove_quietly(paths: Iterable[Path]) -> None:
+    """Remove files if that is possible, while another error is under way."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            DISK.remove(path)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove the temporary files that a killed process has left in a folder."""
+    for path in sorted(folder.glob(f"{TEMPORARY_PREFIX}*")):
+        remove(path)
 
 
 def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
@@ -215,6 +247,18 @@ def locked(folder: Path) -> Iterator[None]:
         DISK.unlock(path, file)
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a process of this machine holds the lock of a folder."""
+    try:
+        owner = int((folder / LOCK_FILE).read_text())
+        os.kill(owner, 0)
+    except PermissionError:  # a process of somebody else
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
 def temporary_path(path: Path) -> Path:
     """Return the hidden temporary path of a file, with the same suffix."""
-    return path.with_name(f".tmp-{path.name}")
+    return path.with_name(f"{TEMPORARY_PREFIX}-{path.name}")

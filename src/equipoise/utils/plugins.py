@@ -5,10 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
 from types import ModuleType
 
 from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+"""Folder of Equipoise itself."""
+_LOADED: set[str] = set()
+"""Names of the classes that were loaded."""
 
 
 def load_class(name: str, what: str) -> object:
@@ -25,6 +32,7 @@ def load_class(name: str, what: str) -> object:
         UsageError: If the module or file cannot be imported.
     """
     where, _, class_name = name.rpartition(":")
+    _LOADED.add(name)
     if where == PYTHON_OBJECT:
         raise UsageError(
             f"{what} '{class_name}' was given in Python: go on with {RESUME_HINT.format(what)}"
@@ -46,11 +54,33 @@ def class_path(kind: type) -> str:
     Returns:
         `module:Class` if it can be imported again, otherwise `python:Class`.
     """
-    where, name = kind.__module__, kind.__qualname__
+    where = kind.__module__
+    name = kind.__qualname__
     importable = (
         where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
     )
     return f"{where}:{name}" if importable else f"{PYTHON_OBJECT}:{name.rpartition('.')[2]}"
+
+
+def own_code_place(error: BaseException) -> str:
+    """Find where an error arose in the user's own code.
+
+    Args:
+        error: An error with its traceback.
+
+    Returns:
+        `file.py:LINE in NAME`, or an empty string if no code of the user was involved.
+    """
+    if not _LOADED:
+        return ""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    places = sysconfig.get_paths()
+    not_own = (str(PACKAGE), *(places[name] for name in ("stdlib", "purelib", "platlib")), "<")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(not_own):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return ""
 
 
 def _of_file(path: Path, class_name: str, what: str) -> ModuleType:

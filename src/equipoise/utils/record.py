@@ -39,5 +39,5 @@ def from_json(record_type: type[T], text: str, source: str) -> T:
     """
     try:
         return msgspec.json.decode(text, type=record_type)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise UsageError(f"{source} is damaged or of another version: {error}") from error

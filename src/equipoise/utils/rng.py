@@ -121,7 +121,8 @@ class Streams:
                     f"belong to '{other}' in part"
                 )
         _TAKEN[numbers] = purpose
-        self.purpose, self._numbers = purpose, numbers
+        self.purpose = purpose
+        self._numbers = numbers
 
     def __getitem__(self, place: int) -> Stream:
         """Return the stream at a position of the range."""
@@ -142,6 +143,7 @@ COHORT_MEMBERS = Streams("which of a cohort are remembered", 1007)
 COHORT_NOISE = Streams("exploration of the weights of a cohort", 1008)
 DEVICES = Streams("a client's device: what it is, its hours, the luck of a round", 1009, 3)
 SELECTION = Streams("who is asked: chances of clients, then a learned policy's own", 1013, 2)
+TREES = Streams("trees: rows of a client, then columns", 1015, 2)
 POLICY = Streams("policies of redistribution", 1100, 100)
 FIRST_STATES = Streams("states in which agents begin", 2000)
 EPISODES = Streams("first states of scored episodes, by split", 2001, 3)

@@ -146,8 +146,13 @@ def unshare_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def save(path: Path, tree: State, meta: Meta) -> None:
     """Write a tree of tensors and a JSON object to one file, atomically."""
+    io.write_with(path, lambda file: fill(file, tree, meta))
+
+
+def fill(path: Path, tree: State, meta: Meta) -> None:
+    """Write what `save` writes, not atomically (for use in `io.write_with`)."""
     structure, tensors = flatten(tree)
-    write_tensors(path, tensors, _texts(structure, meta))
+    fill_tensors(path, tensors, _texts(structure, meta))
 
 
 def load(path: Path) -> tuple[State, Meta]:
@@ -234,19 +239,16 @@ def _header_checksum(kinds: dict[str, list[str | int]], texts: dict[str, str]) -
 # -------------------------------------------------------------------------------- large stacks
 
 
-def write_stack(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
-    """Write a safetensors file from parts, like `write_tensors` of their concatenation.
+def fill_stack(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
+    """Write a safetensors file from parts, like `fill_tensors` of their concatenation.
+
+    The content is written first and the header, which has the checksum, last.
 
     Args:
         path: The file.
         rows: Total number of rows.
         parts: Stacks of some rows each, with the same names.
     """
-    io.write_with(path, lambda file: _fill(file, rows, parts))
-
-
-def _fill(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
-    """Write the content first and the header, which has the checksum, last."""
     layout: Structure = {}
     start = 0
     num_done = 0

@@ -103,9 +103,15 @@ class DifferentialPrivacy(MethodWrapper):
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse methods and tasks for which the guarantee would not hold."""
         super().check(task, training)
+        if task.info.learner_kind == "trees":
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip: a client sends sums of gradients for "
+                "every level of every tree, and noise for all of them would leave no signal; "
+                "choose --model linear or mlp with another method"
+            )
         if self.privacy.has_noise:
             self._check_accounting(task)
-        if set(task.batch_stat_names) & set(self.shared_param_names(task)):
+        if set(task.info.batch_stat_names) & set(self.shared_param_names(task)):
             raise UsageError(
                 f"{self.name} is not offered with dp_clip on batch normalisation whose running "
                 "statistics are shared: noise would make variances negative; keep them at the "
@@ -126,9 +132,10 @@ class DifferentialPrivacy(MethodWrapper):
                 f"{self.name} is not offered with dp_noise: it chooses who takes part, and epsilon "
                 "is computed for cohorts drawn at random; choose another method"
             )
-        if self.privacy.dp_delta >= 1 / task.num_clients:
+        if self.privacy.dp_delta >= 1 / task.info.num_clients:
             raise UsageError(
-                f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.num_clients}, one "
+                f"dp_delta is {self.privacy.dp_delta:g}: must be below "
+                f"1/{task.info.num_clients}, one "
                 "over the clients, else it allows to give one of them away"
             )
 
@@ -141,7 +148,7 @@ class DifferentialPrivacy(MethodWrapper):
                 f"{self.name} is not offered with dp_clip: beside its model a client uploads "
                 f"'{unprotected}', which would leave it unprotected; choose another method"
             )
-        for block, names in task.blocks.items():
+        for block, names in task.info.blocks.items():
             if set(names) & set(update.params) and sent[block] is not True:
                 raise UsageError(
                     f"{self.name} is not offered with dp_clip: a client that was not sent a block "
@@ -167,6 +174,8 @@ class DifferentialPrivacy(MethodWrapper):
         """Return w + clip(w_i - w, C) + N(0, (sigma C)^2), and whether the update was within C.
 
         w is the model as it was sent. Without noise, an update within C is uploaded to the bit.
+        Under noise, an update that is not finite counts as zero: a client that reported a failure
+        would tell one bit about its data without noise.
         """
         if not params:
             return params, torch.tensor(True)
@@ -181,6 +190,7 @@ class DifferentialPrivacy(MethodWrapper):
             clipped = sent[name].double() + change[name] * (clip / norm)
             result = torch.where(is_within, value.double(), clipped)
             if self.privacy.has_noise:
+                result = torch.where(norm.isfinite(), result, sent[name].double())
                 result = result + noise_std * self.draw(client, value.shape, number)
             private[name] = result.to(value.dtype)
         return private, is_within

@@ -151,7 +151,7 @@ class RobustAggregation(MethodWrapper):
         state = super().init_server(task, params)
         if self.rule != "trust":
             return state
-        return state | {"trust": torch.full((task.num_clients,), INITIAL_TRUST)}
+        return state | {"trust": torch.full((task.info.num_clients,), INITIAL_TRUST)}
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
@@ -529,7 +529,8 @@ def _replace_by_centre(centre: Callable[[Params], Params], tree: State) -> State
 def _split_blocks(task: Task, stack: Params) -> list[Params]:
     """Return the parts of a stack by the blocks of the model, without empty ones."""
     blocks = [
-        {name: stack[name] for name in names if name in stack} for names in task.blocks.values()
+        {name: stack[name] for name in names if name in stack}
+        for names in task.info.blocks.values()
     ]
     return [block for block in blocks if block]
 

@@ -48,26 +48,34 @@ OVERFLOW = 2**62
 MIN_CLIENTS = 3
 """Of two clients each would know the other's upload from the sum."""
 WORDS = "words"
+UPDATE = "update"
 WEIGHT = "secure_weight"
 
 
-def with_secure_aggregation(method: Method, secure: bool) -> Method:
+def with_secure_aggregation(method: Method, secure: bool, keeps_update: bool = False) -> Method:
     """Wrap a method so that its server sees exact sums only.
 
     Args:
         method: Any method.
         secure: Whether secure aggregation is asked for.
+        keeps_update: Whether a client's result has its update before weighting too.
 
     Returns:
         The wrapped method, or `method` itself.
     """
-    return SecureAggregation(method) if secure else method
+    return SecureAggregation(method, keeps_update) if secure else method
 
 
 @dataclass(frozen=True)
 class SecureAggregation(MethodWrapper):
-    """Add up the inner method's `partial_sums` as integers, then call its `apply_sums`."""
+    """Add up the inner method's `partial_sums` as integers, then call its `apply_sums`.
 
+    Attributes:
+        keeps_update: Whether a client's result also has its term of the sums before weighting,
+            under `UPDATE`, for a record that the client keeps. It must not be uploaded.
+    """
+
+    keeps_update: bool = False
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
         WORDS: ValueRange(-MAX_ABS_VALUE * 2.0**FRACTION_BITS, MAX_ABS_VALUE * 2.0**FRACTION_BITS)
     }
@@ -122,7 +130,10 @@ class SecureAggregation(MethodWrapper):
             else:
                 plain[name] = encode(value.double())
         words = {"weighted": weighted, "plain": plain, "weight": encode(weight)}
-        return ClientUpdate({}, {WORDS: words}), state
+        extra: State = {WORDS: words}
+        if self.keeps_update:
+            extra[UPDATE] = sums
+        return ClientUpdate({}, extra), state
 
     def _weighted_sums(self, sent: Params, update: ClientUpdate) -> dict[str, bool]:
         """Return which sums are weighted: those that vanish under a weight of 0."""

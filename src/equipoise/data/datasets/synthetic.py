@@ -40,7 +40,7 @@ class SyntheticConfig(Options):
         375, "samples that a client draws on average, the server's share included", low=10
     )
     size_sigma: float = option(
-        0.0, "spread of client sizes (standard deviation of their logarithm)", low=0
+        0.0, "spread of client sizes (standard deviation of their logarithm)", low=0, high=5
     )
     alpha: float = option(
         0.0, "how far clients' labelling models differ; 0 is one model for all", low=0

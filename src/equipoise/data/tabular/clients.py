@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import SPLITS
 from equipoise.data.splits import MIN_CLIENT_ROWS
 from equipoise.data.tabular.config import ColumnConfig, TableConfig
-from equipoise.data.tabular.diagnostics import Diagnostic, list_rows
+from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, target_kind
 from equipoise.utils.errors import UsageError, nearest
@@ -93,20 +92,13 @@ def drop_unlabelled_rows(
         known = spec.is_known(table, kind)
         clients[client] = table if known.all() else table.take(np.flatnonzero(known))
         if config.missing == "refuse" and not known.all():
-            diagnostics.append(report_unlabelled_rows(table, client, spec, known))
+            rows = list_rows(table.row_numbers[~known].tolist())
+            message = f"no target in {rows}, which --missing refuse forbids"
+            diagnostics.append(Diagnostic(message, True, client, spec.target.column))
     server = tables.server
     if server is not None:
         server = server.take(np.flatnonzero(spec.is_known(server, kind)))
-    return ClientTables(clients, server, tables.source), diagnostics
-
-
-def report_unlabelled_rows(
-    table: Table, client: str, spec: TargetSpec, known: NDArray[np.bool_]
-) -> Diagnostic:
-    """Report rows without a target as a problem."""
-    rows = list_rows(table.row_numbers[~known].tolist())
-    message = f"no target in {rows}, which --missing refuse forbids"
-    return Diagnostic(message, True, client, spec.column)
+    return replace(tables, clients=clients, server=server), diagnostics
 
 
 def min_client_rows(config: TableConfig) -> int:
@@ -117,54 +109,51 @@ def min_client_rows(config: TableConfig) -> int:
 def treat_small_clients(
     tables: ClientTables, config: TableConfig
 ) -> tuple[ClientTables, list[Diagnostic]]:
-    """Drop or pool clients with few rows, or report them as problems."""
-    num_rows = {client: len(table) for client, table in tables.clients.items()}
-    members, diagnostics = plan_small_clients(num_rows, config)
-    if not members:
-        return tables, diagnostics
-    clients = {name: table for name, table in tables.clients.items() if name not in members}
-    if config.small_clients == "pool":
-        pool = concat_tables([tables.clients[name] for name in members])
-        clients[_pool_name(members)] = pool
-    return ClientTables(clients, tables.server, tables.source), diagnostics
-
-
-def plan_small_clients(
-    num_rows: Mapping[str, int], config: TableConfig
-) -> tuple[list[str], list[Diagnostic]]:
-    """Decide what happens to clients with few rows.
-
-    Args:
-        num_rows: Rows with a target of each client.
-        config: Options of tables.
+    """Drop or pool clients with few rows, or report them as a problem.
 
     Returns:
-        The clients that are dropped or pooled, and diagnostics.
+        The tables of the clients that take part, which know what became of the others, and one
+        diagnostic for all small clients.
     """
+    num_rows = {client: len(table) for client, table in tables.clients.items()}
     min_rows = min_client_rows(config)
     small = [client for client, count in num_rows.items() if count < min_rows]
     if not small:
-        return [], []
+        return tables, []
     if config.small_clients == "drop" and len(small) < len(num_rows):
-        return small, [
-            Diagnostic(f"is left out: it has {num_rows[client]} rows", client=client)
-            for client in small
-        ]
+        clients = {name: table for name, table in tables.clients.items() if name not in small}
+        message = f"{_count_small(small, num_rows, min_rows)} and are left out"
+        merged = replace(tables, clients=clients, served_by=dict.fromkeys(small, ""))
+        return merged, [Diagnostic(message)]
     if config.small_clients == "pool" and len(num_rows) > 1:
         members = _pool_members(num_rows, min_rows)
-        name = _pool_name(members)
-        return members, [
-            Diagnostic(f"is pooled into '{name}': it has {num_rows[client]} rows", client=client)
-            for client in members
-        ]
-    advice = (
-        f"rows with a target: a client needs {min_rows}; --small-clients drop leaves it out, "
-        "pool puts small ones together"
+        pool = _pool_name(members)
+        clients = {name: table for name, table in tables.clients.items() if name not in members}
+        clients[pool] = concat_tables([tables.clients[name] for name in members])
+        message = f"{_count_small(small, num_rows, min_rows)} and are pooled into '{pool}'"
+        if len(members) > len(small):
+            larger = [name for name in members if name not in small]
+            message += f", with {list_names(larger)} to have enough rows"
+        merged = replace(tables, clients=clients, served_by=dict.fromkeys(members, pool))
+        return merged, [Diagnostic(message)]
+    message = (
+        f"{_count_small(small, num_rows, min_rows)}: --small-clients pool puts them together, "
+        "drop leaves them out, keep trains them as they are"
     )
-    return [], [
-        Diagnostic(f"has {num_rows[client]} {advice}", True, client, option="--small-clients drop")
-        for client in small
-    ]
+    return tables, [Diagnostic(message, True, option="--small-clients pool")]
+
+
+def _count_small(small: list[str], num_rows: Mapping[str, int], min_rows: int) -> str:
+    """Say how many clients are small, and name the first ones with their rows."""
+    names = list_names(small)
+    if len(small) == 1:
+        rows = num_rows[small[0]]
+        return f"client {names} has {rows} rows with a target, fewer than {min_rows}"
+    counts = [num_rows[client] for client in small]
+    return (
+        f"{len(small)} clients have fewer than {min_rows} rows with a target "
+        f"({min(counts)} to {max(counts)}: {names})"
+    )
 
 
 def _pool_members(num_rows: Mapping[str, int], min_rows: int) -> list[str]:

@@ -21,9 +21,9 @@ from equipoise.data.tabular.dates import Floats, parse_days
 ScalarType = TypeVar("ScalarType", bound=np.generic)
 RowIndex = slice | NDArray[np.integer]
 
-MISSING_TEXTS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?"})
-"""Texts (in lower case) that mean a missing value in any column."""
-MISSING_NUMBER_TEXTS = MISSING_TEXTS | {"-", "--", ".", "none", "missing", "unknown"}
+MISSING_TEXTS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "."})
+"""Texts (in lower case) that mean a missing value in any column; SAS writes a dot."""
+MISSING_NUMBER_TEXTS = MISSING_TEXTS | {"-", "--", "none", "missing", "unknown"}
 """Texts that mean a missing value in a column of numbers."""
 
 # \d is a digit of any script, like in Python's float. RE2, which Arrow uses, calls it \p{Nd}.
@@ -47,9 +47,11 @@ class DistinctTexts:
         self._days: dict[str, Floats] = {}
 
     def __len__(self) -> int:
+        """Return the number of entries."""
         return len(self._values)
 
     def __getitem__(self, code: int) -> str:
+        """Return the text of a code."""
         value = self._values[int(code)]
         return value if isinstance(value, str) else str(value.as_py())
 
@@ -96,6 +98,7 @@ class Column:
     texts: DistinctTexts = NO_TEXTS
 
     def __len__(self) -> int:
+        """Return the number of entries."""
         return len(self.numbers)
 
     @cached_property

@@ -26,7 +26,9 @@ class ColumnConfig(Options):
         choices=("", *KINDS),
     )
     event: str = option(
-        "", "for survival: column that is 1 where the event was seen at the target's time, else 0"
+        "",
+        "for survival: column that is 1 where the event was seen at the target's time, else 0; "
+        "or what says so: 'status == 2'",
     )
     ignore_columns: str = option("", "columns to drop before anything else, separated by commas")
     categories: str = option("", "columns whose numbers are categories, separated by commas")
@@ -49,10 +51,16 @@ class ColumnConfig(Options):
     )
 
     def __post_init__(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            UsageError: If they do.
+        """
         super().__post_init__()
         if self.event and self.target_type not in ("", "survival"):
             raise UsageError(
-                f"event is for survival, but kind is '{self.target_type}': leave one of them out"
+                f"event is for survival, but target_type is '{self.target_type}': "
+                "leave one of them out"
             )
 
 
@@ -64,6 +72,11 @@ class TableConfig(ColumnConfig, UserRowShares):
         "refuse",
         "what to do with clients that have fewer than min_rows rows; pool merges them",
         choices=("refuse", "drop", "pool", "keep"),
+    )
+    missing_site: str = option(
+        "refuse",
+        "what to do with rows that do not say which client they belong to",
+        choices=("refuse", "drop"),
     )
     split_column: str = option(
         "", "column that says which rows are train, test and optionally val; others are dropped"

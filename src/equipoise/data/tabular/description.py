@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,22 +10,14 @@ from datetime import UTC, datetime
 import numpy as np
 
 from equipoise.data.federated_dataset import Target
-from equipoise.data.tabular.clients import plan_small_clients, report_unlabelled_rows
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.dates import SECONDS_PER_DAY, Floats
 from equipoise.data.tabular.diagnostics import Diagnostic
-from equipoise.data.tabular.exchange import compute_statistics
+from equipoise.data.tabular.exchange import FittedColumns
+from equipoise.data.tabular.pipeline import prepare_tables
 from equipoise.data.tabular.preprocessing import Category, Date, DroppedColumn, Encoder, Number
-from equipoise.data.tabular.schema import infer_schema
 from equipoise.data.tabular.statistics import moments
 from equipoise.data.tabular.table import ClientTables, Table
-from equipoise.data.tabular.target_spec import (
-    TargetSpec,
-    infer_target,
-    parse_target,
-    target_kind,
-)
-from equipoise.utils.errors import UsageError
 
 MAX_LISTED_CATEGORIES = 6
 
@@ -92,48 +85,37 @@ class Description:
 
 
 def describe_tables(
-    tables: ClientTables, config: TableConfig, diagnostics: Sequence[Diagnostic] = ()
+    tables: ClientTables,
+    config: TableConfig,
+    rng: np.random.Generator,
+    diagnostics: Sequence[Diagnostic] = (),
 ) -> Description:
-    """Describe tables without changing them.
+    """Describe what a run would train on, without running it.
 
     Args:
-        tables: The tables of all clients.
+        tables: The raw tables of all clients.
         config: Options of tables.
+        rng: Draws the splits, like that of the run.
         diagnostics: Problems and notes from reading the files.
     """
-    found = list(diagnostics)
+    prepared = prepare_tables(tables, config, rng, diagnostics)
+    fitted = prepared.fitted
     names = list(next(iter(tables.clients.values())).columns)
-    spec = None
-    target = None
-    try:
-        spec = parse_target(config, names, tables.source)
-    except UsageError as error:
-        found.append(Diagnostic(str(error), True))
-    messages = [compute_statistics(name, table, spec) for name, table in tables.clients.items()]
-    if spec is not None:
-        target, about_target = infer_target(messages, spec, config)
-        found += [*about_target, *_check_clients(tables, spec, config)]
-    encoders, dropped, about_columns = infer_schema(messages, config)
-    found += about_columns
-    columns = [_describe_column(column, tables) for column in (*encoders, *dropped)]
-    columns.sort(key=lambda column: names.index(column.name))
-    clients = [
-        _describe_client(name, table, spec, target, config)
-        for name, table in tables.clients.items()
+    columns = [
+        _describe_column(column, prepared.tables) for column in (*fitted.encoders, *fitted.dropped)
     ]
-    return Description(tables.source, target, tuple(clients), tuple(columns), tuple(found))
-
-
-def _check_clients(tables: ClientTables, spec: TargetSpec, config: TableConfig) -> list[Diagnostic]:
-    """Report rows without a target, and clients with few rows."""
-    num_rows = {}
-    diagnostics = []
-    for client, table in tables.clients.items():
-        known = spec.is_known(table, target_kind(config))
-        num_rows[client] = int(known.sum())
-        if config.missing == "refuse" and not known.all():
-            diagnostics.append(report_unlabelled_rows(table, client, spec, known))
-    return diagnostics + plan_small_clients(num_rows, config)[1]
+    columns.sort(key=lambda column: names.index(column.name))
+    served_by = prepared.tables.served_by
+    num_raw_rows = Counter[str]()
+    for name, table in tables.clients.items():
+        num_raw_rows[served_by.get(name, name)] += len(table)
+    clients = [
+        _describe_client(name, num_raw_rows[name], table, fitted)
+        for name, table in prepared.tables.clients.items()
+    ]
+    return Description(
+        tables.source, fitted.target, tuple(clients), tuple(columns), prepared.diagnostics
+    )
 
 
 def _describe_column(column: Encoder | DroppedColumn, tables: ClientTables) -> ColumnDescription:
@@ -197,20 +179,23 @@ def _format_day(day: float, column: Date) -> str:
 
 
 def _describe_client(
-    client: str, table: Table, spec: TargetSpec | None, target: Target | None, config: TableConfig
+    client: str, num_rows: int, table: Table, fitted: FittedColumns
 ) -> ClientDescription:
-    """Describe the targets of a client."""
-    num_rows = len(table)
-    if spec is None:
-        return ClientDescription(client, num_rows, 0)
-    known = spec.is_known(table, target_kind(config))
-    num_unknown = int((~known).sum())
-    if target is None or not known.any():
-        return ClientDescription(client, num_rows, num_unknown)
-    targets = Table({name: table.columns[name] for name in spec.columns}, table.row_numbers)
-    y = spec.read(targets.take(np.flatnonzero(known)), target)
+    """Describe the targets of a client.
+
+    Args:
+        client: The client's name.
+        num_rows: Its rows, with and without a target.
+        table: Its rows with a target, if the target is known.
+        fitted: What the target is.
+    """
+    target = fitted.target
+    if fitted.spec is None or target is None or not len(table):
+        return ClientDescription(client, num_rows, num_rows - len(table))
+    y = fitted.spec.read(table, target)
+    num_unknown = num_rows - len(table)
     if target.kind == "classification":
-        counts = np.bincount(y, minlength=len(target.classes))
+        counts = np.bincount(y[y >= 0], minlength=len(target.classes))
         return ClientDescription(client, num_rows, num_unknown, tuple(counts.tolist()))
     last_column = y.reshape(len(y), -1)[:, -1].astype(np.float64)
     return ClientDescription(client, num_rows, num_unknown, mean=moments(last_column).mean)

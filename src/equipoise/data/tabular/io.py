@@ -27,6 +27,7 @@ from equipoise.utils.errors import UsageError, nearest
 
 SERVER = "server"
 """The name of the file in a folder (or table in Python) that holds the server's own rows."""
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 
 
 # ------------------------------------------------------------------------- tables of all clients
@@ -60,7 +61,9 @@ def scan_tables(
         tables, diagnostics = _read_folder(path)
     elif path.is_file():
         table = read_table(path, client_column)
-        tables, diagnostics = split_by_client(table, client_column, f"'{path}'")
+        tables, diagnostics = split_by_client(
+            table, client_column, f"'{path}'", config.missing_site
+        )
     else:
         raise UsageError(
             f"there is no file or folder '{path}': "
@@ -99,7 +102,7 @@ def align_tables(tables: ClientTables, config: TableConfig) -> ClientTables:
 
 
 def split_by_client(
-    table: Table, client_column: str, source: str
+    table: Table, client_column: str, source: str, missing_site: str = "refuse"
 ) -> tuple[ClientTables, list[Diagnostic]]:
     """Split the rows of one table by the column that names the client.
 
@@ -107,9 +110,10 @@ def split_by_client(
         table: The rows of all clients.
         client_column: The column that names the client.
         source: The name of the table in messages.
+        missing_site: Whether to `refuse` or `drop` rows without a client.
 
     Returns:
-        The tables, whose columns are views of one array each, and problems.
+        The tables, whose columns are views of one array each, and diagnostics.
     """
     if client_column not in table.columns:
         columns = ", ".join(map(repr, table.columns))
@@ -121,8 +125,14 @@ def split_by_client(
     diagnostics = []
     if (codes < 0).any():
         rows = list_rows(table.row_numbers[codes < 0].tolist())
-        message = f"has no client in {rows}: fill it, or remove these rows"
-        diagnostics.append(Diagnostic(message, True, column=client_column))
+        if missing_site == "drop":
+            message = f"has no client in {int((codes < 0).sum())} rows, which are left out: {rows}"
+            diagnostics.append(Diagnostic(message, column=client_column))
+        else:
+            message = f"has no client in {rows}: fill it, or leave these rows out"
+            option = "--missing-site drop"
+            message += f" ({option})"
+            diagnostics.append(Diagnostic(message, True, column=client_column, option=option))
     if not names:
         raise UsageError(f"{source} has no rows with a client in column '{client_column}'")
     order = np.argsort(codes, kind="stable")
@@ -139,7 +149,8 @@ def _read_folder(path: Path) -> tuple[ClientTables, list[Diagnostic]]:
     clients: dict[str, Table] = {}
     server = None
     diagnostics: list[Diagnostic] = []
-    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in READERS):
+    suffixes = {*READERS, *SPREADSHEETS}
+    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes):
         client = file.stem
         try:
             table = read_table(file)
@@ -227,6 +238,11 @@ def read_table(path: Path, client_column: str = "") -> Table:
         UsageError: If the file cannot be read.
     """
     suffix = path.suffix.lower()
+    if suffix in SPREADSHEETS:
+        raise UsageError(
+            f"'{path}' is a spreadsheet: save each sheet as 'CSV UTF-8' (File, Save as) and give "
+            "that file"
+        )
     if suffix not in READERS:
         raise UsageError(f"'{path}' is neither .csv nor .parquet")
     return READERS[suffix](path, client_column)
@@ -235,7 +251,7 @@ def read_table(path: Path, client_column: str = "") -> Table:
 def table_from_values(
     values: TableLike, source: str = "the table", client_column: str = ""
 ) -> Table:
-    """Convert a pandas or Arrow table, or a mapping of column names to values.
+    """Convert a table of pandas, polars, Arrow or the like, or a mapping of names to values.
 
     Args:
         values: The table; a `Table` is returned as it is.
@@ -250,6 +266,8 @@ def table_from_values(
     """
     if isinstance(values, Table):
         return values
+    if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
+        values = pa.table(values)  # polars and other frames; pandas has its own types
     if hasattr(values, "column_names"):
         pairs = [(name, values.column(i)) for i, name in enumerate(values.column_names)]
         read: Callable[[ArrowArray, str], Column] = _column_from_arrow

@@ -14,6 +14,7 @@ from equipoise.data.tabular.dates import Floats, cyclic_feature_names, cyclic_fe
 from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.table import Table, TableLike
 from equipoise.data.tabular.target_spec import TargetSpec
+from equipoise.data.transforms import MISSING_INPUT
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record, from_json, to_json
 
@@ -53,6 +54,15 @@ class Number(Record, frozen=True, rename={"marks_missing": "missing"}):
     def encode(self, column: Column) -> Floats:
         """Return the features `[n, 1]`."""
         return ((self.fill(column) - self.mean) / self.scale)[:, None]
+
+    @property
+    def tree_features(self) -> tuple[str, ...]:
+        """The names of the features for trees."""
+        return self.features
+
+    def encode_for_trees(self, column: Column) -> Floats:
+        """Return the scaled number, NaN where it is missing `[n, 1]`."""
+        return ((column.numbers - self.mean) / self.scale)[:, None]
 
 
 class Category(
@@ -100,6 +110,24 @@ class Category(
         places = [place.get(label, num_values) for label in labels]
         one_hot: Floats = np.eye(num_values + 1)[:, : num_values + self.has_other]
         return one_hot[np.array([*places, place[self.most_frequent]])[codes], -len(self.features) :]
+
+    @property
+    def tree_features(self) -> tuple[str, ...]:
+        """The names of the features for trees."""
+        return (self.name,)
+
+    @property
+    def num_codes(self) -> int:
+        """The number of codes for trees: one for each value, and one for rare values."""
+        return len(self.values) + self.has_other
+
+    def encode_for_trees(self, column: Column) -> Floats:
+        """Return the place of the value among all, NaN where it is missing or new `[n, 1]`."""
+        codes, labels = column.labels
+        place = {value: float(i) for i, value in enumerate(self.values)}
+        other = float(len(self.values)) if self.has_other else np.nan
+        places = [place.get(label, other) for label in labels]
+        return np.array([*places, np.nan])[codes][:, None]
 
 
 class Date(
@@ -152,6 +180,15 @@ class Date(
         days = self.fill(column)
         scaled = ((days - self.mean) / self.scale)[:, None]
         return np.concatenate([scaled, cyclic_features(days, self.format, self.has_time)], axis=1)
+
+    @property
+    def tree_features(self) -> tuple[str, ...]:
+        """The names of the features for trees."""
+        return self.features
+
+    def encode_for_trees(self, column: Column) -> Floats:
+        """Return the features `[n, f]`, NaN where the date is missing."""
+        return np.where(self.is_missing(column)[:, None], np.nan, self.encode(column))
 
 
 Encoder = Number | Category | Date
@@ -206,6 +243,10 @@ class Preprocessor(
         target: The target.
         clients: The names of the clients.
         client_scales: Scales of each client, if clients are standardised by themselves.
+        served_by: Pairs of a client that has no model of its own and the pool of small clients
+            whose model serves it; the second is empty if the client was left out.
+        for_trees: Whether the model is made of trees: categories are codes, and missing values are
+            `MISSING_INPUT`, instead of one-hot features, filled values and marks.
     """
 
     version: int
@@ -215,13 +256,26 @@ class Preprocessor(
     target: Target
     clients: tuple[str, ...]
     client_scales: tuple[ClientScale, ...] = ()
+    served_by: tuple[tuple[str, str], ...] = ()
+    for_trees: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the model's inputs, in order."""
+        if self.for_trees:
+            return tuple(name for encoder in self.encoders for name in encoder.tree_features)
         encoded = tuple(name for encoder in self.encoders for name in encoder.features)
         marks = tuple(f"{e.name} is missing" for e in self.encoders if e.marks_missing)
         return encoded + marks
+
+    @property
+    def num_categories(self) -> tuple[int, ...]:
+        """The number of codes of each input for trees; 0 for numbers."""
+        return tuple(
+            encoder.num_codes if isinstance(encoder, Category) else 0
+            for encoder in self.encoders
+            for _ in encoder.tree_features
+        )
 
     def transform(self, rows: TableLike, client: str | None = None) -> NDArray[np.float32]:
         """Convert raw rows to inputs of the model.
@@ -242,6 +296,11 @@ class Preprocessor(
             raise UsageError(f"the rows lack columns that the model needs: {quoted}")
         columns = [table.columns[encoder.name] for encoder in self.encoders]
         parts = [np.zeros((len(table), 0))]
+        if self.for_trees:
+            for encoder, column in zip(self._encoders_of(client), columns, strict=True):
+                parts.append(encoder.encode_for_trees(column))
+            inputs = np.nan_to_num(np.concatenate(parts, axis=1), nan=MISSING_INPUT)
+            return inputs.astype(np.float32)
         for encoder, column in zip(self._encoders_of(client), columns, strict=True):
             parts.append(encoder.encode(column))
         for encoder, column in zip(self.encoders, columns, strict=True):

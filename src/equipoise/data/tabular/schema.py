@@ -22,10 +22,29 @@ MIN_ROWS_PER_CATEGORY_NUMBER = 10  # if each has at least this many rows on aver
 MIN_CATEGORY_ROWS = 5  # categories with fewer rows are merged into "(other)"
 MAX_CATEGORIES = 50
 MIN_IDENTIFIER_ROWS = 20  # columns with fewer rows are not taken for row numbers
+MIN_EXPECTED_REPEATS = 3.0  # equal pairs that measurements of the same range would have
+MIN_UNIQUE_PAIRS = 5000  # pairs of rows of which none is equal, whatever the range
+MAX_PERSON_NAMES = 10  # a column of names with more distinct texts names people
 IDENTIFIER_NAME = re.compile(
-    r"(^|[_\s.-])(id|ids|uid|uuid|guid|nr|no|index|key|mrn)$|^unnamed|^\(column", re.IGNORECASE
+    r"(^|[_\s.-])(id|ids|pid|uid|uuid|guid|nr|no|index|key|mrn)$|^unnamed|^\(column", re.IGNORECASE
 )
-CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|No)$")
+CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|No|Num)$")
+CODE_NAME = re.compile(
+    r"(^|[_\s.-])(id|ids|pid|code|zip|zipcode|postcode|plz|person|patient|subject|school|student"
+    r"|pupil|teacher|lecturer|doctor|household|family|village|commune)$|[a-z](Id|ID|Code)$",
+    re.IGNORECASE,
+)
+"""Names of columns whose numbers stand for schools or people, and which may repeat."""
+PERSON_NAME = re.compile(
+    r"(first|last|given|middle|full|maiden|patient|person|family)[_\s.-]?name|^name$"
+    r"|surname|forename|vorname|nachname|pr[eé]nom|apellido|cognome",
+    re.IGNORECASE,
+)
+
+CODE_REASON = (
+    "its codes of people or places repeat and have no order (--categories keeps the 50 most "
+    "frequent, --numbers takes them as a measurement)"
+)
 
 
 def infer_schema(
@@ -96,6 +115,8 @@ def _number(
     if column.name not in parse_names(config.numbers):
         if _is_identifier(column):
             return DroppedColumn(column.name, "it numbers rows or people (--numbers keeps it)")
+        if column.all_integers and _is_code(column, len(column.histogram)):
+            return DroppedColumn(column.name, CODE_REASON)
         if not num_invalid and _has_few_integers(column):
             return _category(column)
     marks_missing = column.num_missing + column.num_text > 0
@@ -117,14 +138,30 @@ def _has_few_integers(column: ColumnStatistics) -> bool:
 
 
 def _is_identifier(column: ColumnStatistics) -> bool:
-    """Whether numbers look like row numbers or identifiers of people."""
-    if not column.all_integers or column.numbers.count < MIN_IDENTIFIER_ROWS:
+    """Whether numbers look like row numbers or identifiers of people, in any order of the rows.
+
+    These are whole numbers that never repeat at a client, although measurements of the same range
+    would, by the birthday paradox: of P pairs of rows, P / range are equal on average. Where the
+    range is wide, thousands of pairs without an equal one say the same.
+    """
+    count = column.numbers.count
+    if not column.all_integers or count < MIN_IDENTIFIER_ROWS:
         return False
-    if column.is_increasing:
-        return True
+    num_pairs = column.num_pairs
+    if column.histogram_is_exact and len(column.histogram) == count:  # unique in the federation
+        num_pairs = count * (count - 1) // 2
+    if column.num_unique == count:
+        num_values = column.histogram[-1][0] - column.histogram[0][0] + 1
+        if num_pairs >= min(MIN_EXPECTED_REPEATS * num_values, MIN_UNIQUE_PAIRS):
+            return True
     name = column.name
-    has_name = IDENTIFIER_NAME.search(name) or CAMEL_IDENTIFIER_NAME.search(name)
-    return bool(has_name) and column.num_unique >= MIN_TYPE_SHARE * column.numbers.count
+    has_name = any(n.search(name) for n in (IDENTIFIER_NAME, CAMEL_IDENTIFIER_NAME, CODE_NAME))
+    return has_name and column.num_unique >= MIN_TYPE_SHARE * column.numbers.count
+
+
+def _is_code(column: ColumnStatistics, num_values: int) -> bool:
+    """Whether values look like numbers of schools or people, which repeat."""
+    return num_values > MAX_CATEGORIES and CODE_NAME.search(column.name) is not None
 
 
 def _category(column: ColumnStatistics) -> Encoder | DroppedColumn:
@@ -149,7 +186,12 @@ def _category(column: ColumnStatistics) -> Encoder | DroppedColumn:
 
 def _text(column: ColumnStatistics) -> Encoder | DroppedColumn:
     """Encode texts as categories, unless most rows have their own text."""
+    num_texts = len(column.text_counts)
+    if PERSON_NAME.search(column.name) and (column.num_suppressed or num_texts > MAX_PERSON_NAMES):
+        return DroppedColumn(column.name, "it names people (--categories keeps it)")
     if 2 * column.num_suppressed <= column.num_text:
+        if _is_code(column, num_texts):
+            return DroppedColumn(column.name, CODE_REASON)
         return _category(column)
     if 2 * column.num_multiword > column.num_text:
         return DroppedColumn(column.name, "it is free text")

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from equipoise.data.tabular.columns import Column
 from equipoise.data.tabular.dates import FORMATS, Floats
+from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record
 
 T = TypeVar("T", str, float)
 Count = Annotated[int, Meta(ge=0)]
 
 HISTOGRAM_DIGITS = 3  # significant digits of the bins of a histogram
+MAX_MAGNITUDE = 1e100  # of a number in a table; sums of squares of more would overflow
 MAX_COUNTED_TEXTS = 1000  # distinct texts of a column that a client counts one by one
 EXACT_POWERS = np.array(
     [float(10**k) for k in range(23)]
@@ -83,6 +85,7 @@ class ColumnStatistics(Record, frozen=True):
         all_integers: Whether all numbers are integers.
         histogram_is_exact: Whether rounding to the bins of the histogram changed no number.
         num_unique: Distinct numbers, summed over clients.
+        num_pairs: Pairs of numbers of one client, summed over clients: so many chances to be equal.
         histogram: Pairs (number, count) after rounding to three significant digits.
         text_counts: Pairs (text, count); empty where texts are suppressed.
         num_text: Cells that are texts.
@@ -90,7 +93,6 @@ class ColumnStatistics(Record, frozen=True):
             identifiers, remarks.
         num_multiword: Cells that are texts of several words.
         dates: Statistics for each date format that some text has.
-        is_increasing: Whether numbers increase from row to row, as row numbers do.
     """
 
     name: str
@@ -100,13 +102,13 @@ class ColumnStatistics(Record, frozen=True):
     all_integers: bool
     histogram_is_exact: bool
     num_unique: Count
+    num_pairs: Count
     histogram: tuple[tuple[float, Count], ...]
     text_counts: tuple[tuple[str, Count], ...]
     num_text: Count
     num_suppressed: Count
     num_multiword: Count
     dates: tuple[DateStatistics, ...]
-    is_increasing: bool
 
     def __add__(self, other: ColumnStatistics) -> ColumnStatistics:
         """Merge with the statistics of the same column of other rows."""
@@ -123,13 +125,13 @@ class ColumnStatistics(Record, frozen=True):
             all_integers=self.all_integers and other.all_integers,
             histogram_is_exact=self.histogram_is_exact and other.histogram_is_exact,
             num_unique=self.num_unique + other.num_unique,
+            num_pairs=self.num_pairs + other.num_pairs,
             histogram=_add_counts(self.histogram, other.histogram),
             text_counts=_add_counts(self.text_counts, other.text_counts),
             num_text=self.num_text + other.num_text,
             num_suppressed=self.num_suppressed + other.num_suppressed,
             num_multiword=self.num_multiword + other.num_multiword,
             dates=tuple(dates[name] for name in FORMATS if name in dates),
-            is_increasing=self.is_increasing and other.is_increasing,
         )
 
     @property
@@ -146,6 +148,20 @@ class ColumnStatistics(Record, frozen=True):
         return float(np.clip((low + high) / 2, mean - std, mean + std))
 
 
+class Association(Record, frozen=True):
+    """How far one column of one client decides the target; see `sanity.associations`.
+
+    Attributes:
+        column: The input column.
+        label: The class that is told from all others; empty where a number is predicted.
+        sums: Sums over rows or pairs of rows; those of all clients are added.
+    """
+
+    column: str
+    label: str
+    sums: tuple[float, ...]
+
+
 class ClientStatistics(Record, frozen=True):
     """The message that a client sends before round 1.
 
@@ -155,12 +171,18 @@ class ClientStatistics(Record, frozen=True):
         target: Statistics of the target (for survival: time and event) in all of its rows,
             because the names of classes must be complete.
         train_target: Moments of the target in its training rows.
+        associations: How far each input column alone decides the target.
+        num_classes: The number of classes among its rows; 0 if no classes are predicted.
+        num_shared_rows: Test rows that equal a training row, where the client has both.
     """
 
     client: str
     columns: tuple[ColumnStatistics, ...]
     target: tuple[ColumnStatistics, ...]
     train_target: Moments = Moments()
+    associations: tuple[Association, ...] = ()
+    num_classes: Count = 0
+    num_shared_rows: Count = 0
 
 
 def moments(values: Floats) -> Moments:
@@ -172,10 +194,39 @@ def moments(values: Floats) -> Moments:
     return Moments(len(values), mean, float(((values - mean) ** 2).sum()))
 
 
-def column_statistics(name: str, column: Column) -> ColumnStatistics:
-    """Compute the statistics of one client's column."""
-    numbers = column.numbers[~np.isnan(column.numbers)]
+def column_statistics(
+    name: str, column: Column, origin: NDArray[np.int64] | None = None
+) -> ColumnStatistics:
+    """Compute the statistics of one client's column.
+
+    Args:
+        name: The name of the column.
+        column: The cells.
+        origin: In a pool of small clients, the client of each row `[n]`: numbers are distinct if
+            they are so at the client that wrote them.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        UsageError: If a number is larger than `MAX_MAGNITUDE`.
+    """
+    is_number = ~np.isnan(column.numbers)
+    numbers = column.numbers[is_number]
+    largest = float(np.abs(numbers).max(initial=0.0))
+    if largest > MAX_MAGNITUDE:
+        raise UsageError(
+            f"column '{name}' has the number {largest:g}: its square is beyond measure; correct "
+            "it, or leave the column out with --ignore-columns"
+        )
     values, value_counts = np.unique(numbers, return_counts=True)
+    num_unique = len(values)
+    num_pairs = len(numbers) * (len(numbers) - 1) // 2
+    if origin is not None:
+        origin = origin[is_number]
+        num_unique = len(np.unique(np.stack([origin, numbers]), axis=1).T)
+        sizes = np.bincount(origin)
+        num_pairs = int((sizes * (sizes - 1) // 2).sum())
     bins = round_to_bins(values)
     used, text_counts = _count_codes(column)
     num_text = int(text_counts.sum())
@@ -191,14 +242,14 @@ def column_statistics(name: str, column: Column) -> ColumnStatistics:
         numbers=moments(numbers),
         all_integers=bool((values == np.round(values)).all()),
         histogram_is_exact=bool((values == bins).all()),
-        num_unique=len(values),
+        num_unique=num_unique,
+        num_pairs=num_pairs,
         histogram=_histogram(bins, value_counts),
         text_counts=tuple(sorted(zip(counted_texts, text_counts.tolist(), strict=False))),
         num_text=num_text,
         num_suppressed=0 if is_counted else num_text,
         num_multiword=num_multiword,
         dates=_date_statistics(column) if len(used) else (),
-        is_increasing=bool((np.diff(numbers) > 0).all()),
     )
 
 

@@ -1,4 +1,4 @@
-"""The target: a column (`num`), or two classes that a threshold makes of it (`num > 0`)."""
+"""The target: a column (`num`), or two classes that a condition makes of it (`num > 0`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import AnyArray, Kind, Target
-from equipoise.data.tabular.columns import MISSING_NUMBER_TEXTS, PLAIN_NUMBER, Column, format_number
+from equipoise.data.tabular.columns import (
+    MISSING_NUMBER_TEXTS,
+    PLAIN_NUMBER,
+    Column,
+    column_from_texts,
+    format_number,
+)
 from equipoise.data.tabular.config import ColumnConfig, parse_names
 from equipoise.data.tabular.dates import Floats
 from equipoise.data.tabular.diagnostics import Diagnostic
@@ -28,55 +35,83 @@ COMPARISONS: dict[str, Callable[[Floats, float], NDArray[np.bool_]]] = {
 }
 OPPOSITES = {">=": "<", "<=": ">", "==": "!=", "!=": "==", ">": "<=", "<": ">="}
 THRESHOLD = re.compile(r"(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+)")
-EVENT_TEXTS = frozenset({"1", "true", "yes"})
-NO_EVENT_TEXTS = frozenset({"0", "false", "no"})
+EVENT_TEXTS = frozenset({"1", "true", "yes", "dead", "died", "deceased", "event"})
+NO_EVENT_TEXTS = frozenset({"0", "false", "no", "alive", "censored"})
+ONE_TWO_EVENTS = frozenset({"1", "2"})
+"""How R and SAS often code events: 1 is censored, 2 is an event."""
 
 MAX_CLASS_NUMBERS = 20  # a target with more distinct numbers is hardly a class
 MAX_CLASSES = 1000
 
 
-class TargetSpec(Record, frozen=True, tag="Rule", rename={"operator": "sign"}):
-    """How the target is read from a table.
+class Condition(Record, frozen=True):
+    """A column, or a question about its cells such as `num > 0` or `status == dead`.
 
     Attributes:
-        column: The column of the target.
-        operator: The operator of a threshold, such as `>`; empty without one.
-        value: The value of the threshold.
-        event: For survival, the column that says whether the event was seen.
+        column: The column.
+        operator: The comparison, such as `>`; empty if the cells are used as they are.
+        value: The value that cells are compared with.
     """
 
     column: str
     operator: str = ""
     value: str = ""
-    event: str = ""
+
+    @property
+    def name(self) -> str:
+        """The condition as it is written on the command line."""
+        return f"{self.column} {self.operator} {self.value}" if self.operator else self.column
+
+    @property
+    def needs_number(self) -> bool:
+        """Whether only numbers can be compared."""
+        return self.operator in COMPARISONS
+
+    def is_true(self, column: Column) -> NDArray[np.bool_]:
+        """Whether the condition is true for each cell `[n]`; false where a cell is missing."""
+        if self.needs_number:
+            return COMPARISONS[self.operator](column.numbers, float(self.value))
+        codes, labels = column.labels
+        matches = [_is_same(label, self.value) == (self.operator == "==") for label in labels]
+        return np.array([*matches, False])[codes]
+
+
+class TargetSpec(Record, frozen=True):
+    """How the target is read from a table.
+
+    Attributes:
+        target: The column of the target, or a condition that makes two classes of it.
+        event: For survival, where the event was seen. Without an operator, 1, true, yes and dead
+            mean that it was seen.
+    """
+
+    target: Condition
+    event: Condition | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are predicted, and hence are no inputs."""
-        return (self.column, self.event) if self.event else (self.column,)
-
-    @property
-    def name(self) -> str:
-        """The target as it is written on the command line."""
-        return f"{self.column} {self.operator} {self.value}" if self.operator else self.column
+        return (self.target.column, self.event.column) if self.event else (self.target.column,)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the two classes of a threshold."""
-        if not self.operator:
+        """The names of the two classes of a condition."""
+        if not self.target.operator:
             return ()
-        return f"{self.column} {OPPOSITES[self.operator]} {self.value}", self.name
+        opposite = replace(self.target, operator=OPPOSITES[self.target.operator])
+        return opposite.name, self.target.name
 
     def needs_number(self, kind: Kind) -> bool:
         """Whether the cells of the target must be numbers."""
-        return kind != "classification" or self.operator in COMPARISONS
+        return kind != "classification" or self.target.needs_number
 
     def is_known(self, table: Table, kind: Kind) -> NDArray[np.bool_]:
         """Whether each row has a target `[n]`."""
-        column = table.columns[self.column]
+        column = table.columns[self.target.column]
         known = ~np.isnan(column.numbers) if self.needs_number(kind) else ~column.missing
         if self.event:
-            known &= ~np.isnan(read_events(table.columns[self.event]))
+            events = table.columns[self.event.column]
+            known &= ~(np.isnan(events.numbers) if self.event.needs_number else events.missing)
         return known
 
     def read(self, table: Table, target: Target) -> AnyArray:
@@ -85,44 +120,32 @@ class TargetSpec(Record, frozen=True, tag="Rule", rename={"operator": "sign"}):
         Returns:
             Targets `[n, ...]` as `Target` describes them; -1 for a class that is not in `target`.
         """
-        column = table.columns[self.column]
-        if self.operator in COMPARISONS:
-            is_hit: NDArray[np.bool_] = COMPARISONS[self.operator](
-                column.numbers, float(self.value)
-            )
-            return is_hit.astype(np.int64)
+        column = table.columns[self.target.column]
         if target.kind == "regression":
             return column.numbers.astype(np.float32)
         if target.kind == "survival":
-            events = read_events(table.columns[self.event])
+            assert self.event is not None
+            events = _read_events(table.columns[self.event.column], self.event)
             return np.stack([column.numbers, events], axis=1).astype(np.float32)
+        if self.target.operator:
+            return self.target.is_true(column).astype(np.int64)
         codes, labels = column.labels
-        if self.operator:
-            classes = [
-                int(_is_same(label, self.value) == (self.operator == "==")) for label in labels
-            ]
-        else:
-            class_of_name = {name: i for i, name in enumerate(target.classes)}
-            classes = [class_of_name.get(label, -1) for label in labels]
+        class_of_name = {name: i for i, name in enumerate(target.classes)}
+        classes = [class_of_name.get(label, -1) for label in labels]
         return np.array([*classes, -1], np.int64)[codes]
 
 
-def read_events(column: Column) -> Floats:
-    """Read the events of survival `[n]`: 1 if it was seen, 0 if not, NaN for other cells."""
+def _read_events(column: Column, event: Condition) -> Floats:
+    """Read the events of survival `[n]`: 1 where it was seen, else 0."""
+    if event.operator:
+        return event.is_true(column).astype(np.float64)
     codes, labels = column.labels
-    events = []
-    for label in labels:
-        if label.lower() in EVENT_TEXTS:
-            events.append(1.0)
-        else:
-            events.append(0.0 if label.lower() in NO_EVENT_TEXTS else np.nan)
-    return np.array([*events, np.nan])[codes]
+    events = [float(label.lower() in EVENT_TEXTS) for label in labels]
+    return np.array([*events, 0.0])[codes]
 
 
 def parse_target(config: ColumnConfig, columns: Iterable[str], source: str) -> TargetSpec:
     """Parse the options `target` and `event`, and check all options that name columns.
-
-    A column whose own name looks like a threshold is meant as it is.
 
     Args:
         config: The options.
@@ -133,16 +156,11 @@ def parse_target(config: ColumnConfig, columns: Iterable[str], source: str) -> T
         UsageError: If there is no such column, or a threshold is not a number.
     """
     known = list(columns)
-    spec = TargetSpec(config.target, event=config.event)
-    threshold = THRESHOLD.fullmatch(config.target.strip())
-    if threshold and config.target not in known:
-        value = threshold[3].strip("'\" ")
-        spec = TargetSpec(threshold[1], threshold[2], value, config.event)
-        if spec.operator in COMPARISONS and not PLAIN_NUMBER.fullmatch(value):
-            raise UsageError(f"target is '{config.target}': '{value}' is no number to compare with")
-    options = {spec.column: "target"}
-    if spec.event:
-        options[spec.event] = "event"
+    target = _parse_condition(config.target, known, "target")
+    event = _parse_condition(config.event, known, "event") if config.event else None
+    options = {target.column: "target"}
+    if event:
+        options[event.column] = "event"
     for option in ("categories", "numbers"):
         for name in parse_names(getattr(config, option)):
             options.setdefault(name, option)
@@ -151,7 +169,18 @@ def parse_target(config: ColumnConfig, columns: Iterable[str], source: str) -> T
             raise UsageError(
                 f"{source} has no column '{name}'{nearest(name, known)}: see --{option}"
             )
-    return spec
+    return TargetSpec(target, event)
+
+
+def _parse_condition(text: str, columns: Sequence[str], option: str) -> Condition:
+    """Parse `num > 0`; a column whose own name looks like a condition is meant as it is."""
+    match = THRESHOLD.fullmatch(text.strip())
+    if text in columns or not match:
+        return Condition(text)
+    condition = Condition(match[1], match[2], match[3].strip("'\" "))
+    if condition.needs_number and not PLAIN_NUMBER.fullmatch(condition.value):
+        raise UsageError(f"{option} is '{text}': '{condition.value}' is no number to compare with")
+    return condition
 
 
 def target_kind(config: ColumnConfig) -> Kind:
@@ -163,30 +192,44 @@ def target_kind(config: ColumnConfig) -> Kind:
 
 def infer_target(
     messages: Sequence[ClientStatistics], spec: TargetSpec, config: ColumnConfig
-) -> tuple[Target | None, list[Diagnostic]]:
+) -> tuple[Target | None, TargetSpec, list[Diagnostic]]:
     """Decide what the target is, from the statistics of all clients.
 
     Returns:
-        The target, or None with the problems.
+        The target (None if there are problems), how it is read, and diagnostics.
     """
     column = merge_columns([message.target[0] for message in messages])
     kind = target_kind(config)
-    problems = _check_cells(column, spec, kind)
+    diagnostics = _check_cells(column, spec, kind)
     if kind == "survival":
-        problems += _check_events(messages, spec)
-    if problems:
-        return None, problems
+        spec, about_events = _infer_events(messages, spec)
+        diagnostics += about_events
+    if any(diagnostic.is_problem for diagnostic in diagnostics):
+        return None, spec, diagnostics
+    target, problems = _infer_kind(messages, column, spec, config)
+    return target, spec, [*diagnostics, *problems]
+
+
+def _infer_kind(
+    messages: Sequence[ClientStatistics],
+    column: ColumnStatistics,
+    spec: TargetSpec,
+    config: ColumnConfig,
+) -> tuple[Target | None, list[Diagnostic]]:
+    """Describe a number, a time or classes; None with problems if this is not possible."""
+    kind = target_kind(config)
+    name = spec.target.name
     if kind == "regression":
         values = reduce(lambda a, b: a + b, [message.train_target for message in messages])
         if not values.m2 > 0:
             return None, [_problem(spec, "has one value only: there is nothing to predict")]
-        return Target(kind, spec.name, mean=values.mean, scale=values.std), []
+        return Target(kind, name, mean=values.mean, scale=values.std), []
     if kind == "survival":
         if column.histogram and column.histogram[0][0] < 0:
             return None, [_problem(spec, "has times below 0: survival counts from 0 on")]
-        return Target(kind, spec.name, event=spec.event), []
-    if spec.operator:
-        return Target(kind, spec.name, spec.classes), []
+        return Target(kind, name, event=spec.event.name if spec.event else ""), []
+    if spec.target.operator:
+        return Target(kind, name, spec.classes), []
     return _infer_classes(column, spec, config)
 
 
@@ -200,7 +243,7 @@ def _infer_classes(
         not column.all_integers or not column.histogram_is_exact or num_numbers > MAX_CLASS_NUMBERS
     )
     if looks_measured and not config.target_type:
-        threshold = f'"{spec.column} > {format_number(column.median)}"'
+        threshold = f'"{spec.target.column} > {format_number(column.median)}"'
         message = (
             f"has {num_numbers} or more different numbers: say --target-type regression, "
             f"or --target {threshold} for two classes, or --target-type classification"
@@ -212,7 +255,7 @@ def _infer_classes(
         return None, [_problem(spec, "has one value only: there is nothing to tell apart")]
     numbers = [format_number(value) for value, _ in column.histogram]
     texts = [text for text, _ in column.text_counts]
-    return Target("classification", spec.name, (*numbers, *texts)), []
+    return Target("classification", spec.target.name, (*numbers, *texts)), []
 
 
 def _check_cells(column: ColumnStatistics, spec: TargetSpec, kind: Kind) -> list[Diagnostic]:
@@ -232,27 +275,52 @@ def _check_cells(column: ColumnStatistics, spec: TargetSpec, kind: Kind) -> list
     ]
 
 
-def _check_events(messages: Sequence[ClientStatistics], spec: TargetSpec) -> list[Diagnostic]:
-    """Report a column of events that is not given, or does not hold events."""
+def _infer_events(
+    messages: Sequence[ClientStatistics], spec: TargetSpec
+) -> tuple[TargetSpec, list[Diagnostic]]:
+    """Decide which values of the column of events mean that the event was seen.
+
+    Returns:
+        The target with the meaning of events, and diagnostics.
+    """
     if not spec.event:
         message = "is a time of survival, and --event is not given: name the column of events"
-        return [_problem(spec, message)]
+        return spec, [_problem(spec, message)]
+    name = spec.event.column
     column = merge_columns([message.target[1] for message in messages])
-    values = {format_number(value) for value, _ in column.histogram}
-    values |= {text.lower() for text, _ in column.text_counts}
-    others = sorted(values - EVENT_TEXTS - NO_EVENT_TEXTS)
-    if not others and not column.num_suppressed and values & EVENT_TEXTS:
-        return []
-    examples = ", ".join(map(repr, others[:3])) or "no 1"
+    values = {format_number(value): count for value, count in column.histogram}
+    values |= dict(column.text_counts)
+    if spec.event.operator:
+        if spec.event.is_true(column_from_texts(list(values))).any():
+            return spec, []
+        message = f"no row has {spec.event.name}: it holds {_examples(values)}"
+        return spec, [Diagnostic(message, True, column=name)]
+    lower = {value.lower() for value in values}
+    if lower == ONE_TWO_EVENTS or lower == {"2"}:
+        message = "holds 1 and 2, which are read as in R and SAS: 2 is an event, 1 is none"
+        event = Condition(name, "==", "2")
+        return replace(spec, event=event), [Diagnostic(message, column=name)]
+    is_clear = not column.num_suppressed and lower <= EVENT_TEXTS | NO_EVENT_TEXTS
+    if is_clear and lower & EVENT_TEXTS:
+        return spec, []
+    if is_clear:
+        return spec, [Diagnostic("no event was seen: some must be", True, column=name)]
+    example = max(values, key=str) if values else "dead"
     message = (
-        f"holds {examples}: an event is 1 where it was seen and 0 where not, and some must be seen"
+        f"holds {_examples(values)}, and it is not clear which of them is an event: "
+        f'say it, for example --event "{name} == {example}"'
     )
-    return [Diagnostic(message, True, column=spec.event)]
+    return spec, [Diagnostic(message, True, column=name)]
+
+
+def _examples(values: Iterable[str]) -> str:
+    """Quote the first values."""
+    return ", ".join(map(repr, list(values)[:3])) or "too many different texts"
 
 
 def _problem(spec: TargetSpec, message: str, option: str = "") -> Diagnostic:
     """Report a problem of the target."""
-    return Diagnostic(f"the target {message}", True, column=spec.column, option=option)
+    return Diagnostic(f"the target {message}", True, column=spec.target.column, option=option)
 
 
 def _is_same(label: str, value: str) -> bool:

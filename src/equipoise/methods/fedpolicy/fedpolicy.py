@@ -179,21 +179,22 @@ class FedPolicy(ComposedMethod):
             raise UsageError(
                 f"parts is '{self.parts}': must be full and one or more of "
                 f"{', '.join(PAPER_PARTS[1:])}, or of sets of the model's blocks "
-                f"({', '.join(task.blocks)}) such as {'+'.join(task.blocks)}"
+                f"({', '.join(task.info.blocks)}) such as {'+'.join(task.info.blocks)}"
             )
         self.sets.check(task)
         if self.policy in PAPER_PARTS and self.policy not in self.sets.names:
             raise UsageError(f"policy is '{self.policy}', which is none of the parts {self.parts}")
         if (self.agent.probes or self.agent.learns) and not task.has_split("val"):
             raise UsageError(
-                f"policy {self.policy} compares parts on validation data, and task '{task.name}' "
+                f"policy {self.policy} compares parts on validation data, and task "
+                f"'{task.info.name}' "
                 "has none: set val_share"
             )
         self._check_base(task, training)
 
     def _check_base(self, task: Task, training: TrainingConfig) -> None:
         """Raise a UsageError if the base cannot work with redistribution."""
-        all_names = {name for names in task.blocks.values() for name in names}
+        all_names = {name for names in task.info.blocks.values() for name in names}
         reason = ""
         if "receive" in self.inner.overridden_hooks:
             reason = "it decides itself how a client installs what it is sent"
@@ -254,13 +255,13 @@ class FedPolicy(ComposedMethod):
 
     def init_server(self, task: Task, params: Params) -> State:
         """Add the table of clients and the policy's state."""
-        client_table = state.init_client_table(task.num_clients, self.sets)
+        client_table = state.init_client_table(task.info.num_clients, self.sets)
         if self.agent.learns:
-            client_table |= state.init_report_table(task.num_clients, self.sets)
+            client_table |= state.init_report_table(task.info.num_clients, self.sets)
         return {
             **super().init_server(task, params),
             "client_table": client_table,
-            "policy_state": self.agent.init(task.num_clients),
+            "policy_state": self.agent.init(task.info.num_clients),
         }
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:

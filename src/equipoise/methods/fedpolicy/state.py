@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Client, Params, Server, State, Task, ValueRange
-from equipoise.core.blocks import ROLES, head_of
+from equipoise.core.messages import ROLES, head_of
 from equipoise.core.report_validation import MAX_LOSS
 from equipoise.core.task import SupervisedTask
 from equipoise.rl.nn import DTYPE
@@ -82,18 +82,19 @@ class BlockSets:
         return self.names.index(name)
 
     def __len__(self) -> int:
+        """Return the number of parts."""
         return len(self.names)
 
     def check(self, task: Task) -> None:
         """Raise a UsageError if the sets do not fit the blocks of the task's model."""
         if self.names != PAPER_PARTS:
             for block in self.blocks:
-                if block not in task.blocks:
+                if block not in task.info.blocks:
                     raise UsageError(
                         f"parts names block '{block}', and the model's blocks are "
-                        f"{', '.join(task.blocks)}{nearest(block, task.blocks)}"
+                        f"{', '.join(task.info.blocks)}{nearest(block, task.info.blocks)}"
                     )
-        for block, params in task.blocks.items():
+        for block, params in task.info.blocks.items():
             if params and self.column(task, block) is None:
                 raise UsageError(f"parts leaves out block '{block}': name it in one of the sets")
         if len(set(map(tuple, self.membership.tolist()))) < len(self):
@@ -105,14 +106,14 @@ class BlockSets:
         """Return the column of a model's block in :attr:`membership`; None if it is in no part."""
         name = block
         if self.names == PAPER_PARTS:
-            name = ROLES[block == head_of(task.blocks)]
+            name = ROLES[block == head_of(task.info.blocks)]
         return self.blocks.index(name) if name in self.blocks else None
 
     def param_names(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the parameter names of each of the B columns of :attr:`membership`."""
         if self.names == PAPER_PARTS:
-            return tuple(task.param_names(role) for role in ROLES)
-        return tuple(task.blocks[block] for block in self.blocks)
+            return tuple(task.info.param_names(role) for role in ROLES)
+        return tuple(task.info.blocks[block] for block in self.blocks)
 
     def sent_blocks(self, task: Task, installs: Tensor) -> dict[str, bool | Tensor]:
         """Translate columns into `ServerMessage.sent_blocks`.
@@ -125,7 +126,7 @@ class BlockSets:
             For each block of the model booleans `[K]`, or one boolean tensor for one client.
         """
         sent: dict[str, bool | Tensor] = {}
-        for block in task.blocks:
+        for block in task.info.blocks:
             column = self.column(task, block)
             sent[block] = False if column is None else installs[..., column]
         return sent
@@ -144,7 +145,7 @@ class BlockSets:
 
     def download_costs(self, task: Task, params: Params, ids: Tensor) -> Tensor:
         """Return `[K, P]`: relative bytes times each client's relative time per byte."""
-        waits = torch.from_numpy(task.devices.relative_download_time(ids.numpy()))
+        waits = torch.from_numpy(task.info.devices.relative_download_time(ids.numpy()))
         return waits[:, None] * self.relative_bytes(task, params)
 
     def block_weights(

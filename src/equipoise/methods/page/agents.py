@@ -15,19 +15,23 @@ Where the agents are:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypedDict
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
 
 from equipoise.core import Client, ClientUpdate, Params, Server, State, Task
 from equipoise.core.report_validation import FRACTION, ValueRange, winsorize
-from equipoise.methods.page.config import NOISE_DECAY_ROUNDS, PageConfig
 from equipoise.rl import ddpg
 from equipoise.rl.nn import DTYPE, add_to_buffer
 from equipoise.utils import rng
 from equipoise.utils.rng import Streams
 
+if TYPE_CHECKING:
+    from equipoise.methods.page.page import Page
+
+NOISE_DECAY_ROUNDS = 500
+"""Rounds over which the exploration noise of the paper's agents decays to zero."""
 NUM_FEATURES = 4
 """What `SetPolicy` sees of one client; the cohort's mean of it is appended."""
 SET_SIZE = 32
@@ -198,7 +202,7 @@ class FixedPolicy:
     Actions are zero, where agents start, or random in the same range. It has no state.
     """
 
-    config: PageConfig
+    config: Page
 
     @property
     def state_dim(self) -> int:
@@ -230,6 +234,10 @@ class FixedPolicy:
         if self.config.control == "zero":
             action = torch.zeros_like(action)
         return action, state
+
+    def is_random(self, state: State) -> Tensor:
+        """Return whether the action just chosen was uniformly random, a boolean `[]`."""
+        return torch.tensor(self.config.control == "random")
 
     def report(self, state: State) -> Params:
         """Return what a client uploads for the policy."""
@@ -263,6 +271,11 @@ class PerClientAgents(FixedPolicy):
         learning = client.round > self.config.learning_starts(client.num_rounds)
         action, player = act_and_learn(client, agent_config, state["agent"], observation, learning)
         return action, {**state, "agent": player}
+
+    def is_random(self, state: State) -> Tensor:
+        """Return whether the client's agent is in its warm-up."""
+        num_turns: Tensor = state["agent"]["num_turns"]
+        return num_turns <= self.config.warmup
 
 
 @dataclass(frozen=True)
@@ -403,11 +416,11 @@ def completed_transitions(server: Server, metrics: Params, clip_outliers: bool =
     return {name: winsorize(value) for name, value in rows.items()}
 
 
-def make_client_policy(config: PageConfig) -> FixedPolicy:
+def make_client_policy(config: Page) -> FixedPolicy:
     """Return the client policy that the options ask for."""
     if config.control != "learned" or not config.client_actions:
         return FixedPolicy(config)
-    if config.agents == "shared":
+    if config.shares_agent:
         return SharedAgent(config)
     return PerClientAgents(config)
 
@@ -422,7 +435,7 @@ class ServerPolicy:
     Without learning (`control`), its action is zero, where agents start, or random.
     """
 
-    config: PageConfig
+    config: Page
     uses_reported_accuracy: ClassVar[bool] = True
     """Whether clients report the accuracy of their trained model."""
 
@@ -430,8 +443,8 @@ class ServerPolicy:
         """Return the policy's part of the server's state."""
         if self.config.control != "learned" or "p" not in self.config.factors:
             return {}
-        agent_config = self.agent_config(self.config.agent_config(task))
-        return {"server_agent": self.init_player(agent_config, task.num_clients)}
+        agent_config = self.agent_config(self.config.agent_config(task, is_server=True))
+        return {"server_agent": self.init_player(agent_config, task.info.num_clients)}
 
     def act(
         self, server: Server, state: State, ids: Tensor, updates: ClientUpdate
@@ -455,10 +468,11 @@ class ServerPolicy:
             if self.config.control == "zero":
                 action = torch.zeros_like(action)
             return action, state
-        agent_config = self.agent_config(self.config.agent_config(server.task, server.num_rounds))
+        config = self.config.agent_config(server.task, server.num_rounds, is_server=True)
         learning = server.round > self.config.learning_starts(server.num_rounds)
-        action, player = self.step(
-            server, agent_config, state["server_agent"], ids, updates, learning
+        observation, player = self.observe(server, state["server_agent"], ids, updates)
+        action, player = self.decide(
+            server, self.agent_config(config), player, ids, observation, learning
         )
         return action, {**state, "server_agent": player}
 
@@ -474,17 +488,23 @@ class ServerPolicy:
         """Return the server's player before its first round."""
         raise NotImplementedError
 
-    def step(
+    def observe(
+        self, server: Server, player: PlayerState, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor, PlayerState]:
+        """Return s_CS(t) and the player."""
+        raise NotImplementedError
+
+    def decide(
         self,
         server: Server,
         config: ddpg.Config,
         player: PlayerState,
         ids: Tensor,
-        updates: ClientUpdate,
+        observation: Tensor,
         learning: bool,
     ) -> tuple[Tensor, PlayerState]:
-        """Observe s_CS(t), complete the last transition, learn, and choose a_CS(t)."""
-        raise NotImplementedError
+        """Complete the last transition, learn, and choose a_CS(t) for the clients `ids`."""
+        return act_and_learn(server, config, player, observation, learning)
 
 
 @dataclass(frozen=True)
@@ -506,21 +526,14 @@ class ExponentPolicy(ServerPolicy):
         """Return a player of four observations and one action."""
         return init_state(config, 4, 1)
 
-    def step(
-        self,
-        server: Server,
-        config: ddpg.Config,
-        player: PlayerState,
-        ids: Tensor,
-        updates: ClientUpdate,
-        learning: bool,
+    def observe(
+        self, server: Server, player: PlayerState, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor, PlayerState]:
-        """Observe statistics of the cohort, learn and choose kappa."""
+        """Return statistics of the cohort."""
         acc = updates.metrics["trained_acc"].to(DTYPE)
         error = updates.metrics["error"].to(DTYPE)
         time_left = torch.full_like(acc[0], 1 - server.round / server.num_rounds)
-        observation = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), time_left])
-        return act_and_learn(server, config, player, observation, learning)
+        return torch.stack([acc.mean(), acc.std(correction=0), error.mean(), time_left]), player
 
 
 @dataclass(frozen=True)
@@ -545,25 +558,34 @@ class PerClientWeights(ServerPolicy):
         player = init_state(config, num_clients, num_clients)
         return {**player, "upload_accs": torch.zeros(num_clients, dtype=DTYPE)}
 
-    def step(
-        self,
-        server: Server,
-        config: ddpg.Config,
-        player: PlayerState,
-        ids: Tensor,
-        updates: ClientUpdate,
-        learning: bool,
+    def observe(
+        self, server: Server, player: PlayerState, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor, PlayerState]:
-        """Score every upload, learn and choose a weight for each client of the cohort."""
+        """Score every upload on D_CS."""
         variant = self.config.variant
         last_accs: Tensor = player["upload_accs"]  # type: ignore[typeddict-item]
         scores = server.evaluate(updates.params, variant.server_split)
         upload_acc, _ = server.task.utility_and_loss(scores)
         accs = last_accs.index_copy(0, ids, upload_acc.to(DTYPE))
         observation = last_accs if variant.authors_code else accs
-        action, player = act_and_learn(server, config, player, observation, learning)
         new_player: WeightsPlayerState = {**player, "upload_accs": accs}
-        return action[ids], new_player
+        return observation, new_player
+
+    def decide(
+        self,
+        server: Server,
+        config: ddpg.Config,
+        player: PlayerState,
+        ids: Tensor,
+        observation: Tensor,
+        learning: bool,
+    ) -> tuple[Tensor, PlayerState]:
+        """Choose a number for each client; the authors' code stores the weights p themselves."""
+        action, player = super().decide(server, config, player, ids, observation, learning)
+        if self.config.variant.authors_code:
+            p = self.config.variant.weights(action, action, None, 0.0)
+            player = {**player, "last_action": p}
+        return action[ids], player
 
 
 @dataclass(frozen=True)
@@ -588,23 +610,29 @@ class SetPolicy(ServerPolicy):
             "num_turns": torch.zeros((), dtype=torch.int64),
         }
 
-    def step(
-        self,
-        server: Server,
-        config: ddpg.Config,
-        player: PlayerState,
-        ids: Tensor,
-        updates: ClientUpdate,
-        learning: bool,
+    def observe(
+        self, server: Server, player: PlayerState, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor, PlayerState]:
-        """Compute the clients' features from their reports, learn and score each client."""
+        """Return the features of each client, from its reports."""
         features = client_features(
             updates.metrics["trained_acc"],
             updates.metrics["received_loss"],
             updates.metrics["trained_loss"],
             server.task.num_examples(ids),
         )
-        return act_and_learn_on_set(server, config, player, ids, features, learning)
+        return features, player
+
+    def decide(
+        self,
+        server: Server,
+        config: ddpg.Config,
+        player: PlayerState,
+        ids: Tensor,
+        observation: Tensor,
+        learning: bool,
+    ) -> tuple[Tensor, PlayerState]:
+        """Learn and score each client."""
+        return act_and_learn_on_set(server, config, player, ids, observation, learning)
 
 
 def client_features(
@@ -703,11 +731,11 @@ def even_sample(cohort_size: int, sample_size: int, u: Tensor) -> Tensor:
     return positions.long().clamp(max=cohort_size - 1)
 
 
-def make_server_policy(config: PageConfig) -> ServerPolicy:
+def make_server_policy(config: Page) -> ServerPolicy:
     """Return the server policy that the options ask for."""
     if config.variant.exponent_weights:
         return ExponentPolicy(config)
-    if config.agents == "shared":
+    if config.shares_agent:
         return SetPolicy(config)
     return PerClientWeights(config)
 

@@ -1,0 +1,292 @@
+"""Federated gradient boosting: histograms are summed, so that the ensemble is the pooled one.
+
+The exchange follows the histogram algorithm of Ke et al., "LightGBM: A Highly Efficient Gradient
+Boosting Decision Tree", NeurIPS 2017, with sums over clients in place of sums over machines. Trees
+of single clients on top of the common ones are a method of this project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.core import (
+    Capabilities,
+    Client,
+    ClientUpdate,
+    Method,
+    Options,
+    Params,
+    Server,
+    ServerMessage,
+    State,
+    Task,
+    TrainingConfig,
+    ValueRange,
+    equal_weights,
+    option,
+)
+from equipoise.core.report_validation import CHECKED_BY_METHOD
+from equipoise.trees import binning, interface
+from equipoise.trees.arrays import Flags
+from equipoise.trees.config import TreeOptions
+from equipoise.trees.ensemble import LEVEL, NO_FEATURE, OWN, OWN_NAMES, STAGE, TREE, Trees
+from equipoise.trees.interface import TreeTask, require_trees
+from equipoise.trees.validation import impossible_sums
+from equipoise.utils import rng
+from equipoise.utils.errors import UsageError
+
+AUTO = "auto"
+MAX_SUM = 2.0**33
+"""Bound of every reported sum: larger ones would not be exact."""
+
+
+@dataclass(frozen=True)
+class FedTrees(Method):
+    """Grow one ensemble of trees from the sums of all clients, then own trees of each client.
+
+    Rounds 1 and 2 agree on bins. Every following round adds one level to the tree that is grown:
+    clients send the sums of gradients and hessians per bin of every open node, and the server sends
+    the splits. In the last round each client may add trees of its own.
+
+    The server state holds the grid of the bins (`grid`), the lowest mean validation loss so far and
+    the number of trees that had it (`best`).
+    """
+
+    name: ClassVar[str] = "fedtrees"
+    family: ClassVar[str] = "parts"
+    model: ClassVar[str] = "trees"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        learner_kind=interface.LEARNER_KIND,
+        aggregates_by_sum=True,
+        needs_previous_model=True,
+        needs_same_round_replies=True,
+        uploads_vary=True,
+    )
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = {
+        "sums": CHECKED_BY_METHOD,
+        "cells": ValueRange(0.0, MAX_SUM),
+        "target": ValueRange(-MAX_SUM, MAX_SUM),
+        "val": ValueRange(0.0, MAX_SUM),
+    }
+    personal_trees: str = option(
+        AUTO,
+        f"trees that each client adds on its own rows: a number up to {interface.MAX_OWN_TREES}, "
+        "or auto to choose number and shrinkage on its validation rows",
+    )
+
+    def __post_init__(self) -> None:
+        """Check `personal_trees`."""
+        super().__post_init__()
+        if self.personal_trees == AUTO:
+            return
+        if not self.personal_trees.isdecimal() or self._num_personal > interface.MAX_OWN_TREES:
+            raise UsageError(
+                f"personal_trees is '{self.personal_trees}': must be auto or a whole number from 0 "
+                f"to {interface.MAX_OWN_TREES}"
+            )
+
+    @property
+    def _num_personal(self) -> int:
+        """Own trees of each client, -1 to choose."""
+        return -1 if self.personal_trees == AUTO else int(self.personal_trees)
+
+    def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse tasks whose model has no trees."""
+        require_trees(self, task)
+
+    def num_rounds(self, asked: int, task: Options) -> int:
+        """Return two rounds for bins, one for each level of each tree, and one for own trees."""
+        if not isinstance(task, TreeOptions):
+            return asked
+        return binning.NUM_STAGES + task.trees * task.tree_depth + 1
+
+    def has_global(self, task: Task) -> bool:
+        """Return True: without own trees the model is complete."""
+        return True
+
+    # --- client -----------------------------------------------------------------------------
+
+    def receive(self, client: Client) -> tuple[Params, State]:
+        """Take the common trees, without own ones."""
+        received = dict(client.message.params)
+        for name in OWN_NAMES:  # they are not sent
+            received[name] = torch.full_like(
+                received[name], NO_FEATURE if name == f"{OWN}feature" else 0.0
+            )
+        return received, client.state
+
+    def train(self, client: Client) -> tuple[Params, State]:
+        """Add own trees, if the common ones are complete."""
+        asked = torch.full_like(client.id, self._num_personal)
+        own = client.fit(client.start, aux={"own_trees": asked})
+        return {**client.start, **{name: own[name] for name in OWN_NAMES}}, client.state
+
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        """Send counts of values, or sums of gradients of the open nodes."""
+        aux = {"statistics": torch.ones_like(client.id), **client.message.broadcast}
+        return ClientUpdate({}, client.fit(client.start, aux=aux)), client.state
+
+    # --- server -----------------------------------------------------------------------------
+
+    def init_server(self, task: Task, params: Params) -> State:
+        """Start with the fixed grid."""
+        num_features = len(require_trees(self, task).num_categories)
+        return {
+            "grid": torch.from_numpy(binning.fixed_grid(num_features)),
+            "best": torch.tensor([torch.inf, 0.0], dtype=torch.float64),
+        }
+
+    def select_clients(self, server: Server) -> tuple[Tensor, State]:
+        """Draw one cohort per tree; everybody grows own trees."""
+        progress = server.params["progress"]
+        if int(progress[STAGE]) >= interface.OWN_TREES:
+            return torch.arange(server.task.info.num_clients), server.state
+        tree = int(progress[TREE]) + 1
+        ids = rng.cohort(server.seed, tree, server.task.info.num_clients, server.participation)
+        return torch.from_numpy(ids), server.state
+
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        """Send the common trees, and the grid while bins are agreed on."""
+        message, state = super().distribute(server, ids)
+        if int(server.params["progress"][STAGE]) not in interface.BIN_STAGES:
+            return message, state
+        return replace(message, broadcast={"grid": state["grid"]}), state
+
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
+        """Return equal weights, which sums ignore."""
+        return equal_weights(ids), server.state
+
+    def partial_sums(
+        self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
+    ) -> State:
+        """Sum what clients sent."""
+        return {name: value.sum(0) for name, value in updates.extra.items()}
+
+    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+        """Find histograms that no rows can have."""
+        if "sums" not in updates.extra:
+            return {}
+        num_categories = sent["num_categories"].numpy().astype(np.int64)
+        offsets = binning.cell_offsets(sent["edges"].numpy(), num_categories)
+        return impossible_sums(updates.extra["sums"].numpy(), offsets, *sent["limits"].tolist())
+
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
+        """Choose bins, or split the open nodes, and go on to the next stage, tree or level."""
+        task = require_trees(self, server.task)
+        params = dict(server.params)
+        progress = params["progress"].clone()
+        params["progress"] = progress
+        state = server.state
+        stage = int(progress[STAGE])
+        if stage in interface.BIN_STAGES:
+            state = self._apply_counts(task, params, state, sums)
+            everybody = torch.arange(server.task.info.num_clients)
+            most = float(server.task.num_examples(everybody).max())
+            limits = [task.boosting.max_gradient, task.boosting.max_hessian, most]
+            params["limits"] = torch.tensor(limits, dtype=torch.float64)
+        elif stage == interface.GROW:
+            state = self._apply_histograms(server, task, params, state, sums)
+        elif stage == interface.OWN_TREES:
+            progress[STAGE] = interface.DONE
+        if server.round == server.num_rounds - 1:  # the last round is for own trees
+            progress[STAGE] = interface.OWN_TREES
+        server.logged["trees"] = int(progress[TREE])
+        return params, state
+
+    def _apply_counts(self, task: TreeTask, params: Params, state: State, sums: State) -> State:
+        """Refine the grid, or choose the ends of bins."""
+        grid = state["grid"].numpy()
+        cells = sums["cells"].numpy()
+        stage = int(params["progress"][STAGE])
+        params["progress"][STAGE] += 1
+        if stage + 1 < binning.NUM_STAGES:
+            return {**state, "grid": torch.from_numpy(binning.refined_grid(grid, cells))}
+        edges = binning.bin_edges(grid, cells, task.tree_options.tree_bins)
+        params["edges"] = torch.from_numpy(edges)
+        params["base"] = torch.from_numpy(task.boosting.base_margins(sums["target"].numpy()))
+        return state
+
+    def _apply_histograms(
+        self, server: Server, task: TreeTask, params: Params, state: State, sums: State
+    ) -> State:
+        """Split the open nodes of a level."""
+        from equipoise.trees.boosting import split_level
+
+        options = task.tree_options
+        progress = params["progress"]
+        tree = int(progress[TREE])
+        level = int(progress[LEVEL])
+        if level == 0 and options.tree_patience:
+            state = {**state, "best": _updated_best(state["best"], sums["val"], tree)}
+            best_tree = int(state["best"][1])
+            if tree - best_tree >= options.tree_patience:
+                _keep_trees(params, best_tree)
+                return state
+        trees = Trees.from_params({name: value[None] for name, value in params.items()}).copy()
+        edges = params["edges"].numpy()
+        offsets = binning.cell_offsets(edges, task.num_categories)
+        num_split = split_level(
+            trees.iteration(tree),
+            level,
+            sums["sums"].numpy()[None],
+            edges[None],
+            offsets[None],
+            task.num_categories,
+            _columns(server.seed, tree, len(task.num_categories), options.column_sample),
+            options,
+        )
+        params |= {name: value[0] for name, value in trees.params().items()}
+        progress[LEVEL] += 1
+        if num_split == 0 or level + 1 == options.tree_depth:
+            progress[TREE] += 1
+            progress[LEVEL] = 0
+        is_flat = num_split == 0 and level == 0 and options.column_sample == options.row_sample == 1
+        if is_flat or int(progress[TREE]) == options.trees:
+            progress[STAGE] = interface.OWN_TREES
+        return state
+
+    def ends_after(self, server: Server) -> bool:
+        """Return whether this is the round of own trees."""
+        return int(server.params["progress"][STAGE]) >= interface.OWN_TREES
+
+    def should_stop(self, server: Server) -> str | None:
+        """Stop when all trees are grown."""
+        if int(server.params["progress"][STAGE]) < interface.DONE:
+            return None
+        return f"{int(server.params['progress'][TREE])} trees are grown"
+
+
+def _updated_best(best: Tensor, val: Tensor, tree: int) -> Tensor:
+    """Return the lowest mean validation loss and its number of trees."""
+    loss = val[0] / val[1].clamp(min=1.0)
+    if float(val[1]) > 0 and loss >= best[0]:
+        return best
+    return torch.stack([loss, torch.tensor(float(tree), dtype=torch.float64)])
+
+
+def _keep_trees(params: Params, num_trees: int) -> None:
+    """Drop the trees after the best ones; own trees are next."""
+    trees = Trees.from_params({name: value[None] for name, value in params.items()})
+    kept = trees.cleared_after(np.array([num_trees]))
+    params |= {name: value[0] for name, value in kept.params().items()}
+    params["progress"] = torch.tensor([interface.OWN_TREES, num_trees, 0], dtype=torch.float64)
+
+
+def _columns(seed: int, tree: int, num_features: int, share: float) -> Flags:
+    """Draw the columns that a tree may split, at least one `[F]`."""
+    if share >= 1:
+        return np.ones(num_features, np.bool_)
+    draws = rng.uniform(rng.keys(seed, np.array([-1]), tree, rng.TREES[1]), num_features)[0]
+    count = max(1, rng.round_half_up(share * num_features))
+    allowed = np.zeros(num_features, np.bool_)
+    allowed[np.argsort(draws, kind="stable")[:count]] = True
+    return allowed

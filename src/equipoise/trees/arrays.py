@@ -1,0 +1,20 @@
+"""Types of the arrays of gradient boosting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Nodes = NDArray[np.int16]
+Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+Targets = NDArray[Any]
+"""Targets as a federation holds them: classes `[n]`, numbers `[n]`, or time and event `[n, 2]`."""
+
+CATEGORY_BITS = 32
+"""Bits of a word of `categories`: a word is exact in any float64."""

@@ -1,0 +1,52 @@
+"""Bounded reaction to Ctrl-C: a command that does not end by itself is ended.
+
+Everything on disk is safe at any moment, so that ending a process loses no saved round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+from collections.abc import Iterator
+
+EXIT_SECONDS = 1.8  # after the first Ctrl-C; time for finally-blocks and for saving
+_state = {"is_command": False}
+
+
+def start_countdown() -> None:
+    """End the process soon, also if it computes outside of Python; no effect in a library."""
+    if not _state["is_command"]:
+        return
+    # A thread of C that needs no lock of Python: it also ends a process within one long call.
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=_nowhere())
+
+
+def cancel_countdown() -> None:
+    """Let the process live on: what it does now must come to its end."""
+    if _state["is_command"]:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def command_process() -> Iterator[None]:
+    """Bound the reaction to Ctrl-C of this process, which runs one command and then ends."""
+    _state["is_command"] = True
+
+    def handle(number: int, frame: object) -> None:
+        start_countdown()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    yield
+
+
+_NOWHERE: list[int] = []
+
+
+def _nowhere() -> int:
+    """Return a file descriptor that discards what is written."""
+    if not _NOWHERE:
+        _NOWHERE.append(os.open(os.devnull, os.O_WRONLY))
+    return _NOWHERE[0]
