@@ -154,7 +154,7 @@ def attacked(name, attack, rule="", make=Stacked, rounds=6, clients=24):
     simulation = FederatedSimulation(
         method,
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(rounds, 0, 1.0, "stacked", rounds, False),
         with_attack(make, attack) if attack else make,
     )
@@ -215,7 +215,7 @@ def test_scaffolds_control_variates_are_bounded_too():
     simulation = FederatedSimulation(
         all_methods()["scaffold"](),
         task,
-        task.training,
+        task.info.training,
         RoundLoopConfig(1, 0, 1.0, "stacked", 1, True),
         lambda *about: _FalseControl(*about),
     )
