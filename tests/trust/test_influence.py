@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from equipoise.core import ClientUpdate, LocalHParams
-from equipoise.core.influence import (
+from equipoise.core.report_validation import (
     MIN_CROWD,
     InfluenceBounds,
+    believed_sizes,
+    hparam_violations,
     influence_factors,
     scale_weights,
     shrink_changes,
     shrink_factors,
     shrink_update,
 )
-from equipoise.core.report_validation import believed_sizes, hparam_violations
 from equipoise.flower import codec
 from equipoise.methods import all_methods
 from equipoise.simulation.attacks import hostile_clients, with_attack

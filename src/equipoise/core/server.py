@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.influence import NOTABLE_FACTOR
 from equipoise.core.messages import TrainingConfig
 from equipoise.core.task import Task
 from equipoise.utils import rng
@@ -105,17 +104,6 @@ class Server:
         """
         keys = rng.keys(self.seed, ids.numpy(), self.round, stream)
         return torch.from_numpy(rng.uniform(keys, count))
-
-    def log_shrunk(self, ids: Tensor, factors: Tensor) -> None:
-        """Note who counts much less than the method would let it.
-
-        Args:
-            ids: Clients `[K]`.
-            factors: Factors `[K]` in (0, 1] of their weights or changes.
-        """
-        rows = torch.nonzero(factors < NOTABLE_FACTOR).flatten()
-        for client, factor in zip(ids[rows].tolist(), factors[rows].tolist(), strict=True):
-            self.shrunk[client] = self.shrunk.get(client, 1.0) * factor
 
     def scoped(self, key: str) -> Server:
         """Return the same server as seen by a method that is part of another.

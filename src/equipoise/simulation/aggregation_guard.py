@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from equipoise.core import ClientResult, ClientUpdate, Method, Server
-from equipoise.core.influence import (
+from equipoise.core.report_validation import (
+    MIN_COHORT,
+    NOTABLE_FACTOR,
     InfluenceBounds,
     influence_factors,
     like_params,
     scale_weights,
     shrink_factors,
     shrink_update,
+    trimmed_max,
+    validate_reports,
 )
-from equipoise.core.report_validation import MIN_COHORT, trimmed_max, validate_reports
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Params, State, index, leaves, named_leaves
 
@@ -186,14 +189,14 @@ class Aggregation:
             ids = ids[accepted]
             updates = index(updates, accepted)
             norms = norms[accepted]
-        after.log_shrunk(ids, factors)
+        log_shrunk(after, ids, factors)
         if not method.capabilities.aggregates_by_sum:
             updates = shrink_update(updates, self.sent_params, factors)
         weights, after.state = method.aggregation_weights(after, ids, updates)
         if not method.capabilities.bounds_influence:
             sizes = norms * factors if self.bounds.weighs_norms else torch.ones_like(norms)
             bounded = influence_factors(weights, sizes, after.influence_ratio)
-            after.log_shrunk(ids, bounded)
+            log_shrunk(after, ids, bounded)
             if "partial_sums" in method.overridden_hooks:
                 # Other sums than the mean have no weights: what is summed is shrunk.
                 factors = factors * bounded
@@ -209,6 +212,19 @@ class Aggregation:
         by_norm = shrink_factors(facts.norms[accepted], self.bounds.norm_ratio)
         by_extra = shrink_factors(facts.extra_norms[accepted], self.bounds.influence_ratio)
         return torch.minimum(by_norm, by_extra)
+
+
+def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
+    """Note who counts much less than the method would let it.
+
+    Args:
+        server: The server, with the factors so far in `shrunk`.
+        ids: Clients `[K]`.
+        factors: Factors `[K]` in (0, 1] of their weights or changes.
+    """
+    rows = torch.nonzero(factors < NOTABLE_FACTOR).flatten()
+    for client, factor in zip(ids[rows].tolist(), factors[rows].tolist(), strict=True):
+        server.shrunk[client] = server.shrunk.get(client, 1.0) * factor
 
 
 def aggregate_with_fault_isolation(

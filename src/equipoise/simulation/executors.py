@@ -30,8 +30,8 @@ from equipoise.core import (
     Task,
     TrainingConfig,
 )
-from equipoise.core.influence import shrink_update
 from equipoise.core.method import weights_by_num_examples
+from equipoise.core.report_validation import shrink_update
 from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics

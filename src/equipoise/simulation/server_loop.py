@@ -29,8 +29,7 @@ from equipoise.core import (
     Task,
     TrainingConfig,
 )
-from equipoise.core.influence import UNBOUNDED, InfluenceBounds
-from equipoise.core.report_validation import hparam_violations
+from equipoise.core.report_validation import UNBOUNDED, InfluenceBounds, hparam_violations
 from equipoise.data.federated_dataset import Ints
 from equipoise.records.rounds import (
     INFLUENCE_GUARD,

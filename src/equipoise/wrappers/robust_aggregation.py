@@ -31,8 +31,9 @@ from equipoise.core import (
     TrainingConfig,
     weighted_mean,
 )
-from equipoise.core.influence import influence_factors, scale_weights
+from equipoise.core.report_validation import influence_factors, scale_weights
 from equipoise.core.task import SupervisedTask
+from equipoise.simulation.aggregation_guard import log_shrunk
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError, nearest
 
@@ -167,7 +168,7 @@ class RobustAggregation(MethodWrapper):
         if self.rule not in CENTRE_RULES:
             changes = {name: value - server.params[name] for name, value in robust.params.items()}
             factors = influence_factors(weights, client_norms(changes), server.influence_ratio)
-            server.log_shrunk(ids[kept], factors)
+            log_shrunk(server, ids[kept], factors)
             weights = scale_weights(weights, factors)
         server.logged["kept"] = int(kept.sum())
         # `aggregate` needs the result of the rule; the state carries it there.
