@@ -14,11 +14,13 @@ from torch.utils import _pytree as pytree
 from equipoise.core import (
     ExperimentTask,
     LocalTrainRequest,
+    Method,
     Params,
     RngContext,
     State,
     TrainingConfig,
 )
+from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index
 
 
@@ -59,6 +61,25 @@ class RLTask(ExperimentTask):
     def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
         """Evaluate one agent as a stack of one."""
         return index(self.evaluate_stack(ids[None], _add_agent_axis(params), split), 0)
+
+
+def refuse_loss_methods(task: ExperimentTask, method: Method, suggestion: str) -> None:
+    """Refuse methods that train by a loss, for tasks that have none.
+
+    Args:
+        task: The task.
+        method: The method.
+        suggestion: A method that suits.
+
+    Raises:
+        UsageError: If the method does not suit.
+    """
+    trains_itself = method.overridden_hooks & {"train", "configure_training"}
+    if trains_itself and method.capabilities.learner_kind != task.info.learner_kind:
+        raise UsageError(
+            f"{method.name} trains on a loss, and task '{task.info.name}' has none: "
+            f"try {suggestion}"
+        )
 
 
 def _add_agent_axis(tree: State) -> State:

@@ -25,7 +25,7 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
-from equipoise.environments.agent_task import RLTask
+from equipoise.environments.agent_task import RLTask, refuse_loss_methods
 from equipoise.environments.tabular_mdp import DEFAULT_GAMMA, TabularMDP, epsilon_greedy_policy
 from equipoise.environments.theory import occupancy
 from equipoise.utils.errors import UsageError
@@ -113,11 +113,7 @@ class LinearTask(RLTask):
         Raises:
             UsageError: If the method does not suit.
         """
-        trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
-            raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try pfedtd-rep"
-            )
+        refuse_loss_methods(self, method, "pfedtd-rep")
 
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext

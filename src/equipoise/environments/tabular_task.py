@@ -25,7 +25,7 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
-from equipoise.environments.agent_task import RLTask
+from equipoise.environments.agent_task import RLTask, refuse_loss_methods
 from equipoise.environments.tabular_mdp import (
     BEHAVIOURS,
     DEFAULT_GAMMA,
@@ -149,11 +149,7 @@ class TabularTask(RLTask):
         Raises:
             UsageError: If the method does not suit.
         """
-        trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
-            raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try fedasynq-im"
-            )
+        refuse_loss_methods(self, method, "fedasynq-im")
 
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
