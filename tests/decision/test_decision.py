@@ -1,6 +1,8 @@
-"""Verdicts by hand: ties, winners, sites that differ, seeds that differ, figures as people write them."""
+"""Verdicts by hand: ties, winners, sites that differ, seeds that differ, and figures in words."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,7 +51,7 @@ def test_a_clear_winner_is_named() -> None:
     found = decide(evidence(shares, shares))
     assert (found.method, found.model) == ("m", "personal")
     assert found.headline.startswith("Use m, personal models (acc 92.5 % [")
-    assert "better than each site's own model by +32.5 points [" in found.headline
+    assert "better than each site's own model by 32.5 points [" in found.headline
     assert found.candidates[0].weighted.value == pytest.approx(0.925)
     assert {one.label: one.verdict for one in found.candidates}["a constant"] == "behind"
     assert [site.verdict for site in found.sites] == ["better", "better"]
@@ -94,7 +96,7 @@ def test_own_models_that_win_are_kept_and_constants_are_named() -> None:
     found = decide(evidence(shares, shares))
     assert (found.method, found.model) == ("", "local")
     assert found.headline.startswith("Each site should keep its own model (acc 90.0 %")
-    assert "is behind by -40.0 points" in found.headline
+    assert "is behind by 40.0 points" in found.headline
     assert [site.verdict for site in found.sites] == ["worse", "worse"]
     poor = {**shares, "local": (0.5, 0.5), "m|personal": (0.52, 0.52)}
     assert "It is no better than a constant prediction." in decide(evidence(poor, poor)).notes
@@ -107,10 +109,30 @@ def test_a_site_may_use_another_model_if_it_is_clearly_better_there() -> None:
         "local": (0.5, 0.5),
         "constant": (0.5, 0.5),
     }
-    found = decide(evidence(shares, shares))
+    once = evidence(shares, shares)
+    assert [site.model for site in decide(once).sites] == ["personal", "personal"]
+    found = decide(replace(once, test=[*once.test, outputs(shares, seed=3)]))
     assert found.model == "personal"
     assert [site.model for site in found.sites] == ["global", "personal"]
     assert "Another model is clearly better at a (global model)." in found.notes
+
+
+def test_gains_in_errors_are_positive_where_a_site_gains() -> None:
+    """Errors of 1 and 3 everywhere: the gain is 2, of 3 it is better by 2."""
+    y = torch.zeros(40)
+    rows = RowOutputs(
+        SITES,
+        np.repeat([0, 1], 20),
+        np.arange(40),
+        y,
+        {"m|personal": torch.full((40, 1), 1.0), "local": torch.full((40, 1), 3.0)},
+    )
+    found = decide(
+        Evidence(Target("regression", "y"), "rmse", [rows], [], [ENTRIES[0], ENTRIES[2]], {})
+    )
+    assert [site.gain.value for site in found.sites] == [2.0, 2.0]
+    assert [site.verdict for site in found.sites] == ["better", "better"]
+    assert "better than each site's own model by 2.00 [2.00, 2.00]" in found.headline
 
 
 def test_one_class_for_everybody_is_called_so() -> None:

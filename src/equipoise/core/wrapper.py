@@ -50,6 +50,7 @@ class DelegatingMethod(Method):
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        """The ranges of the inner method."""
         return self.inner.report_ranges
 
     def check(self, task: Task, training: TrainingConfig) -> None:
@@ -129,6 +130,10 @@ class DelegatingMethod(Method):
         """Delegate to the inner method."""
         state = self.inner.learn(server.scoped("base"), ids, updates)
         return {**server.state, "base": state}
+
+    def ends_after(self, server: Server) -> bool:
+        """Forward to the inner method."""
+        return self.inner.ends_after(server.scoped("base"))
 
     def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
         """Forward to the inner method."""

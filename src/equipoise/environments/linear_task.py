@@ -16,7 +16,6 @@ from torch import Tensor
 
 from equipoise.core import (
     LocalTrainRequest,
-    Method,
     Options,
     Params,
     RngContext,
@@ -25,7 +24,7 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
-from equipoise.environments.agent_task import RLTask, refuse_loss_methods
+from equipoise.environments.agent_task import RLTask
 from equipoise.environments.tabular_mdp import DEFAULT_GAMMA, TabularMDP, epsilon_greedy_policy
 from equipoise.environments.theory import occupancy
 from equipoise.utils.errors import UsageError
@@ -56,6 +55,8 @@ class LinearTask(RLTask):
 
     Numba is optional: `linear_mdp` is imported only where it is used.
     """
+
+    suggested_method = "pfedtd-rep"
 
     def __init__(
         self,
@@ -106,14 +107,6 @@ class LinearTask(RLTask):
             "taken": torch.zeros_like(ids),
             "sq_td_error": torch.zeros(len(ids), dtype=torch.float64),
         }
-
-    def check_method(self, method: Method) -> None:
-        """Refuse methods that train by a loss: linear agents have none.
-
-        Raises:
-            UsageError: If the method does not suit.
-        """
-        refuse_loss_methods(self, method, "pfedtd-rep")
 
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext

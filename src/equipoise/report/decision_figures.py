@@ -49,6 +49,7 @@ class ClientRoundGrid:
     """Means of one quantity over cells of some clients by some rounds."""
 
     def __init__(self, num_clients: int, num_rounds: int) -> None:
+        """Create an empty grid of clients and rounds."""
         self.num_clients = num_clients
         self.num_rounds = num_rounds
         shape = (min(num_clients, MAX_GRID_CLIENTS), min(num_rounds, MAX_GRID_ROUNDS))

@@ -44,6 +44,7 @@ class MetricDisplay:
     """How a metric is drawn: accuracies in per cent, errors on a logarithmic axis."""
 
     def __init__(self, metric: str) -> None:
+        """Choose scale, label and range of a metric."""
         info = metric_info(metric)
         self.metric = metric
         self.is_percent = metric == "acc"

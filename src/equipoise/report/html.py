@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise import __version__
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.methods import find_method
 from equipoise.records import codec
 from equipoise.records.decision import Decision

@@ -79,6 +79,7 @@ class Cell:
         return stdev(self.values) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
+        """Return mean and standard deviation as text."""
         if self.mean is None:
             return "—"
         digits = self.column.digits
@@ -105,7 +106,8 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     is_percent = metric == "acc"
     unit = "%" if is_percent else metric
     size = summary.personal.get(metric) or summary.trained.get(metric) or 0.0
-    digits = 4 if metric_info(metric).highest == 1 else score_digits(metric, size)
+    is_small = metric_info(metric).highest == 1 or size < 1
+    digits = 4 if is_small else score_digits(metric, size)
 
     def value_column(
         title: str,

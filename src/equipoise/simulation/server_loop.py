@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
-from equipoise.config import schedules
+from equipoise.config.schema import Schedule, value_at
 from equipoise.core import (
     Blocks,
     ClientResult,
@@ -97,7 +97,7 @@ class RoundLoopConfig:
 
     num_rounds: int
     seed: int
-    participation: float | schedules.Schedule
+    participation: float | Schedule
     executor: str
     eval_every: int
     keep_models: bool
@@ -249,11 +249,12 @@ class FederatedSimulation:
             config.seed,
             round,
             config.num_rounds,
-            schedules.value_at(config.participation, round, config.num_rounds),
+            value_at(config.participation, round, config.num_rounds),
         )
         method = self.method.at(round, config.num_rounds)
         splits: tuple[str, ...] = ()
-        if round == config.num_rounds or round % config.eval_every == 0:
+        is_last = round == config.num_rounds or method.ends_after(server)
+        if is_last or round % config.eval_every == 0:
             splits = tuple(split for split in ("test", "val") if self.task.has_split(split))
         return _CurrentRound(method, server, splits, started)
 
@@ -380,7 +381,7 @@ class FederatedSimulation:
         Where a method selects others, their state is read when it is needed.
         """
         config = self.schedule
-        participation = schedules.value_at(
+        participation = value_at(
             config.participation, min(round, config.num_rounds), config.num_rounds
         )
         if participation < 1:
@@ -749,7 +750,8 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> None:
         or array[-1] >= clients
     ):
         raise UsageError(
-            f"{method.name}.select_clients must give the clients of the round as whole numbers from 0 to "
+            f"{method.name}.select_clients must give the clients of the round as whole "
+            "numbers from 0 to "
             f"{clients - 1}, ascending, each once, and at least one: it gave {ids.dtype} "
             f"{array[:10].tolist()}"
         )

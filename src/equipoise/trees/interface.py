@@ -13,7 +13,9 @@ from equipoise.utils.errors import UsageError
 LEARNER_KIND = "trees"
 BIN_STAGES = (0, 1)
 """Stages of `progress`: clients count their values in cells, twice."""
-GROW, OWN_TREES, DONE = 2, 3, 4
+GROW = 2
+OWN_TREES = 3
+DONE = 4
 """Later stages: trees of all clients, trees of single clients, nothing more."""
 MAX_OWN_TREES = 50
 """Trees that a client may add to the common ones."""
@@ -27,7 +29,7 @@ class TreeTask(Protocol):
 
     - `statistics` with `grid`: `cells` `[F, 1024]`, counts in the cells of the grid, and `target`,
       sums of the targets (stages 0 and 1);
-    - `statistics`: `sums` `[C, 2^level, used bins, 3]` of the open nodes, and at the first level of
+    - `statistics`: `sums` `[C, 2^level, cells, 3]` of the open nodes, and at the first level of
       a tree `val` `[2]`, the sum of the validation losses and their number (stage 2);
     - `own_trees`: the client's own trees, as parameters (stage 3).
     """
