@@ -239,17 +239,24 @@ def _decided(records: list[Record]) -> float | None:
     return min(found)[1] if found else None
 
 
+def _complete(results: Results, data: str) -> list[int]:
+    """The splits of a table on which every way has run."""
+    done = {(record["split"], record["way"]) for record in results.where(data=data)}
+    return [split for split in SPLITS if all((split, way) in done for way in WAYS)]
+
+
 def scores(results: Results) -> list[str]:
     """One line per table: means over sites, then over splits."""
     rows = []
     for data in TABLES:
+        splits = _complete(results, data)
         digits = 4 if METRICS.get(data, "auc") != "rmse" else 3
-        row: list[Any] = [data, METRICS.get(data, "auc")]
+        row: list[Any] = [data, METRICS.get(data, "auc"), len(splits)]
         for way in WAYS:
-            found = results.where(data=data, way=way)
+            found = [r for r in results.where(data=data, way=way) if r["split"] in splits]
             row.append(spread((_best(record) for record in found), digits))
         rows.append(row)
-    return table(["table", "score", *WAYS], rows)
+    return table(["table", "score", "splits", *WAYS], rows)
 
 
 def verdicts(results: Results) -> list[str]:
@@ -257,22 +264,24 @@ def verdicts(results: Results) -> list[str]:
     rows = []
     for data in TABLES:
         metric = METRICS.get(data, "auc")
+        splits = _complete(results, data)
         references = [
-            mean(record.result.get("test") for record in results.where(data=data, way=way))
+            mean(
+                record.result.get("test")
+                for record in results.where(data=data, way=way)
+                if record["split"] in splits
+            )
             for way in (POOLED, SITES)
         ]
-        decided = {}
-        for name, ways in (("defaults", METHODS), ("with linear", WAYS[2:])):
-            values = [
+        row: list[Any] = [data, metric]
+        for ways in (METHODS, WAYS[2:]):
+            value = mean(
                 _decided(
                     [r for way in ways for r in results.where(data=data, split=split, way=way)]
                 )
-                for split in SPLITS
-            ]
-            decided[name] = mean(value for value in values if value is not None)
-        row: list[Any] = [data, metric]
-        for value in decided.values():
-            row += [None if value is None else f"{value:.4f}"]
+                for split in splits
+            )
+            row.append(None if value is None else f"{value:.4f}")
             row += [_gain(value, reference, metric) for reference in references]
         rows.append(row)
     head = ["table", "score"]
