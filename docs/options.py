@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from equipoise.clock.config import ClockConfig
-from equipoise.config.schedules import Schedule
-from equipoise.config.schema import TYPE_NAMES
+from equipoise.config.schema import TYPE_NAMES, Schedule
 from equipoise.core import TrainingConfig
 from equipoise.methods import all_methods
 from equipoise.privacy.config import PrivacyConfig

@@ -22,7 +22,7 @@ API = (
     *("equipoise.core.server", "equipoise.core.task", "equipoise.core.method"),
     *(
         "equipoise.config.schema",
-        "equipoise.config.schedules",
+        "equipoise.config.schema",
         "equipoise.settings.run_settings",
         "equipoise.settings.option_registry",
         "equipoise.experiment.runner",

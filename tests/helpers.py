@@ -22,6 +22,7 @@ from equipoise.records.summary import Summary
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils import pytree
 
 SMALL = {
     "clients": 6,
@@ -69,13 +70,22 @@ def largest_difference(a: Any, b: Any) -> float:
     """The largest difference between two trees of the same shape; infinite where only one has a
     number.
     """
-    from torch.utils import _pytree as pytree
-
-    left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
+    left, right = _tensors(a), _tensors(b)
     assert len(left) == len(right)
     return max(
         (_apart(x.double(), y.double()) for x, y in zip(left, right, strict=True)), default=0.0
     )
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in lists and messages too."""
+    found: list[Tensor] = []
+    for leaf in tree if isinstance(tree, list) else pytree.leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif leaf is not None:
+            found += _tensors(list(leaf))
+    return found
 
 
 def _apart(x: Tensor, y: Tensor) -> float:

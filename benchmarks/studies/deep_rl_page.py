@@ -28,7 +28,8 @@ MISSING = {
     "hopper": ("perdqnavg", "fedpolicy"),
 }  # no embedding there; too dear
 TROUBLES: dict[str, dict[str, Any]] = {"30 % absent": {"participation": 0.7}}
-SIDE: tuple[str, ...] = ("dqn", "dqnavg", "pfeddqn-rep", "head shared")
+ALTERNATING = "pfeddqn-rep, 4 head steps"
+SIDE: tuple[str, ...] = ("dqn", "dqnavg", "pfeddqn-rep", ALTERNATING, "head shared")
 SIDE += tuple(f"{name}, {words}" for name in ("dqnavg", "pfeddqn-rep") for words in TROUBLES)
 RESAMPLES = 4000
 

@@ -1,9 +1,9 @@
 """The first door on eight natural tables: defaults beside what scikit-learn gives on the same rows.
 
 A third of each site's rows is held out. `defaults` are the recommended methods with nothing set but
-the table, its target and the metric; the same with `--model linear` stands beside them. scikit-learn
-has the rows that Equipoise trains and validates on, prepared alike. Scores are means over sites of
-the score on each site's own held-out rows.
+the table, its target and the metric; the same with `--model linear` stands beside them.
+scikit-learn has the rows that Equipoise trains and validates on, prepared alike. Scores are means
+over sites of the score on each site's own held-out rows.
 """
 
 from __future__ import annotations

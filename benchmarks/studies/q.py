@@ -195,23 +195,27 @@ def period(eta: float, tau: int) -> Kept:
 
 
 def exponent(along: str, value: float) -> Kept:
-    """Local steps until max |Q - Q*| <= 0.3, at the fastest of 27 rates, along one parameter."""
+    """The error after T steps at the best rate, along one parameter of the theorems.
+
+    The samples that an error needs are proportional to its square, so the slope of log error^2 is
+    the exponent of the sample complexity.
+    """
     gamma = value if along == "gamma" else 0.8
     states = int(value) if along == "size" else 6
     mdp = garnet(5, states, 2, 3, gamma)
     if along == "mixing":
         stay = np.eye(states)[:, None, :]
         mdp = make_mdp(value * stay + (1.0 - value) * mdp.P, mdp.R, gamma)
-    policies = None if along == "gamma" else preferred_action_policies(mdp, 4, 1.0)
+    how: Kept = {"sims": 20, "random_start": False}
+    if along == "gamma":
+        found = tuned(tabular_q.TabularProblem([mdp], 4), "equal", 10, 500, **how)
+        return {"K": 4, "tau": 10, "T": 500, **found, "largest": found["error"] / (1.0 - gamma)}
+    policies = preferred_action_policies(mdp, 4, 1.0)
+    cover = theory.coverage(mdp, policies)
     problem = tabular_q.TabularProblem([mdp], 4, policies)
-    rule = "equal" if along == "gamma" else "importance"
-    found = fastest(problem, rule, 10, q_page.LONGEST, 0.3 * (1.0 - gamma), 10)
-    out: Kept = {"K": 4, "tau": 10, "target": 0.3, **found}
-    out["steps"] = found["rounds"] and 10 * found["rounds"]
-    if policies is not None:
-        cover = theory.coverage(mdp, policies)
-        out |= {"mu_avg": cover.mu_avg, "t_mix": cover.t_mix}
-    return out
+    found = tuned(problem, "importance", 100, 5000, **how)
+    found |= {"largest": found["error"] / (1.0 - gamma), "mu_avg": cover.mu_avg}
+    return {"K": 4, "tau": 100, "T": 5000, **found, "t_mix": cover.t_mix}
 
 
 def fades(gamma: float, K: int) -> Kept:

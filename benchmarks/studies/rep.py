@@ -171,6 +171,49 @@ def control(kind: str, sharing: str, step: str) -> dict[str, Any]:
     return {"agents": 16, "seeds": len(runs), "at": marks.tolist(), **kept}
 
 
+def grid_world(beta0: float, t0: float) -> dict[str, Any]:
+    """PFedTD-Rep on the windy cliff, policy evaluation, at larger and later rates than the default.
+
+    Beside its errors: the singular values of the true values, and the mean errors that the best
+    subspaces of rank 1 and of the task's rank leave.
+    """
+    marks, runs = np.array([10_000, 40_000, 100_000]), []
+    steps = rates(100_000, 0.05, beta0, t0)
+    for seed in SEEDS[:3]:
+        mdps, rank = worlds("windy-cliff-v", seed)
+        runs.append(measured(mdps, seed, steps, marks, rank=rank, epsilon=0.5, relative=True))
+    truth = linear_mdp.LinearProblem(mdps, rank, 0.5).true_values
+    _, singular, basis = torch.linalg.svd(truth, full_matrices=False)
+    floors = [
+        float(linear_mdp.value_error(truth @ basis[:d].mT @ basis[:d], truth).mean())
+        for d in (1, rank)
+    ]
+    known = {"rank": rank, "singular": [round(float(v), 3) for v in singular[:3]]}
+    known |= {"floor_rank1": round(floors[0], 4), "floor": round(floors[1], 4)}
+    kept = {name: rounded([run[name] for run in runs]) for name in ("error", "distance")}
+    return {"agents": 16, "at": marks.tolist(), **known, **kept}
+
+
+def lyapunov(agents: int) -> dict[str, Any]:
+    """The Lyapunov function of the two timescales along a run of the theory task.
+
+    M_t = distance(Phi)^2 + beta_t / alpha_t mean_i |theta_i - y_i(Phi)|^2 / |y_i(Phi)|^2, where
+    y_i(Phi) are the best weights of agent i for this representation.
+    """
+    marks = np.unique(np.geomspace(10, 20_000, 40).astype(np.int64))
+    steps = rates(20_000, **SCHEDULE)
+    ratio = torch.from_numpy(steps[marks - 1, 1] / steps[marks - 1, 0])
+    curves = []
+    for seed in SEEDS[:3]:
+        problem = linear_mdp.LinearProblem(chains(seed, agents), RANK, 1.0)
+        phis, thetas = linear_mdp.run_federated(problem, seed, steps, LOCAL_STEPS, marks)
+        best = torch.linalg.lstsq(phis, problem.true_values.mT.expand(len(marks), -1, -1)).solution
+        gap = (thetas - best.mT).square().sum(-1) / best.mT.square().sum(-1)
+        distance = linear_mdp.subspace_distance(phis, problem.best_subspace)
+        curves.append((distance.square() + ratio * gap.mean(1)).numpy())
+    return {"at": marks.tolist(), "lyapunov": rounded(curves)}
+
+
 def unit(unit: float, step: str) -> dict[str, Any]:
     """The theory task of 16 agents with rewards in another unit, at one schedule."""
     marks, runs = np.array([1000, 10_000]), []
@@ -199,6 +242,8 @@ def cells(results: Results) -> list[Cell]:
     found += of("control", kind=kinds, sharing=SHARING, step=("relative",))
     found += of("control", kind=kinds, sharing=("representation",), step=("published",))
     found += of("unit", unit=UNITS, step=CONTROL)
+    found += of("grid", beta0=(10.0, 5.0), t0=(10_000.0, 20_000.0))
+    found += of("lyapunov", agents=(2, 8, 32))
     return [
         *found,
         *of("regime", t0=(1000.0, 10_000.0), agents=AGENTS),
@@ -219,6 +264,10 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             return first(**axes)
         case "unit":
             return unit(**axes)
+        case "grid":
+            return grid_world(**axes)
+        case "lyapunov":
+            return lyapunov(**axes)
     return control(**axes)
 
 

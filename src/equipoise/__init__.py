@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __al
     from equipoise.api.results import Chosen, Comparison, Run, compare
     from equipoise.api.run import open, open_choice, run
     from equipoise.api.task import Task
-    from equipoise.config.schedules import constant, cosine, linear, steps
+    from equipoise.config.schema import constant, cosine, linear, steps
     from equipoise.core import (
         Capabilities,
         Client,
@@ -81,7 +81,7 @@ _MODULES = {
     "equipoise.api.inputs": ("private", "robust", "secure"),
     "equipoise.api.run": ("open", "open_choice", "run"),
     "equipoise.api.task": ("Task",),
-    "equipoise.config.schedules": ("constant", "cosine", "linear", "steps"),
+    "equipoise.config.schema": ("constant", "cosine", "linear", "steps"),
 }
 """Modules of public names; all other names are in ``equipoise.core``."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.core import Method
+from equipoise.core import LocalTrainRequest, Method, ProximalTerm, RngContext
 from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
@@ -21,6 +21,7 @@ from equipoise.methods.pfedme import PFedMe
 from equipoise.models.norm_dropout import BatchNorm, Dropout, with_reproducible_layers
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.training import batching
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.differential_privacy import with_differential_privacy
 from helpers import SMALL, TRAINING, largest_difference, simulate
@@ -245,3 +246,27 @@ def test_without_batch_normalisation_fedbn_is_fedavg() -> None:
     )
     assert largest_difference(bn.params, avg.params) == 0
     assert [log.bytes for log in bn.logs] == [log.bytes for log in avg.logs]
+
+
+def test_the_anchor_of_frozen_statistics_is_their_value() -> None:
+    """Statistics that a method does not train stay, and so does their anchor, on every path."""
+    here = task()
+    ids = torch.arange(here.info.num_clients)
+    start = here.init_params(0)
+    stack = {name: value.expand(len(ids), *value.shape) for name, value in start.items()}
+    trainable = tuple(name for name in start if name not in STATISTICS)
+    epochs = torch.full_like(ids, 2)
+    lr = torch.full((len(ids),), 0.1, dtype=torch.float64)
+    request = LocalTrainRequest(
+        stack, epochs, lr, trainable=trainable, proximal=ProximalTerm(stack, 0.3, 0.1)
+    )
+    rng = RngContext(0, 1, here.info.training)
+    params, anchor, _ = here.fit_stack(ids, request, {}, rng)
+    for k in ids:
+        one = batching.slice_request(request, int(k), len(ids))
+        own, own_anchor, _ = here.fit(ids[k], one, {}, rng)
+        for name in STATISTICS:
+            assert torch.equal(own_anchor[name], start[name])
+            assert torch.equal(anchor[name][k], start[name])
+        assert largest_difference({n: v[k] for n, v in anchor.items()}, own_anchor) < 1e-12
+        assert largest_difference({n: v[k] for n, v in params.items()}, own) < 1e-12

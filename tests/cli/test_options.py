@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from equipoise.cli import main
-from equipoise.config.schedules import Schedule, cosine, steps
+from equipoise.config.schema import Schedule, cosine, steps
 from equipoise.core import Method, Options, Scheduled, TrainingConfig, option
 from equipoise.data.datasets.synthetic import SyntheticConfig
 from equipoise.environments.deep_task import DeepRLConfig
@@ -126,7 +126,7 @@ def test_every_number_of_every_method_and_task_has_bounds_that_admit_its_default
             for item in options(method, task).values():
                 assert item.rule.help, item.full
                 number = item.kind.type in (int, float) and item.name not in free.get(
-                    task.info.name, set()
+                    task.name, set()
                 )
                 assert bool(item.rule.bounds_text) or not number, item.full
                 assert item.rule.allows(item.default), item.full
@@ -292,4 +292,5 @@ def test_the_critics_have_table_7s_rate_of_the_task_they_are_on() -> None:
     rates = {"synthetic": 0.01, "cifar100": 0.05, "tinyimagenet": 0.001, "shakespeare": 0.005}
     for name, rate in rates.items():
         assert find_task(name)
-        assert Page().agent_config(SimpleNamespace(name=name)).critic_lr == rate  # type: ignore[arg-type]
+        task = SimpleNamespace(info=SimpleNamespace(name=name))
+        assert Page().agent_config(task).critic_lr == rate  # type: ignore[arg-type]

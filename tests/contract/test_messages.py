@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 import torch
-from torch.func import vmap
 
 from equipoise.core import (
     ClientResult,
@@ -16,6 +15,7 @@ from equipoise.core import (
     LocalTrainRequest,
     ServerMessage,
 )
+from equipoise.simulation.client_runtime import over_clients
 from equipoise.utils import pytree
 
 
@@ -51,7 +51,7 @@ def test_axes_tell_a_map_what_differs_between_clients():
             + message.sent_blocks["head"].long()
         )
 
-    mapped = vmap(one, in_dims=(down.vmap_axes(),))(down)
+    mapped = over_clients(one, (down.vmap_axes(),), (down,), 4)
     looped = torch.stack([one(down.for_clients(k)) for k in range(4)])
     assert torch.equal(mapped, looped)
 

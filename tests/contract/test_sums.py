@@ -12,7 +12,7 @@ import torch
 from equipoise.core import Capabilities, ClientUpdate, Method, equal_weights
 from equipoise.methods import find_method
 from equipoise.methods.scaffold import Scaffold
-from equipoise.simulation.chunking import add_chunk_sums, split_into_chunks, sum_chunk
+from equipoise.simulation.executors import add_chunk_sums, split_into_chunks, sum_chunk
 from helpers import largest_difference, simulate, small_task
 from helpers_own import BY_ERROR
 

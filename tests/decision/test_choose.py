@@ -184,3 +184,23 @@ def test_from_python(clinics: Path, tmp_path: Path) -> None:
     scores = chosen.evaluate(held, client="west").decision
     assert scores.sites[0].test_rows == 60
     assert len(chosen.predict(held, client="west")) == 60
+
+
+def test_the_report_begins_with_the_decision(comparison: Path) -> None:
+    page = (comparison / "report.html").read_text()
+    decision = json.loads((comparison / "decision.json").read_text())
+    verdict = page.index('class="verdict"')
+    first_fold = page.index('<details class="fold">')
+    assert decision["headline"].split(" (")[0].replace("'", "&#39;") in page[verdict:first_fold]
+    for site in SITES:
+        assert f"<td>{site}</td>" in page[verdict:first_fold]
+    for note in decision["notes"]:
+        assert note[:20].replace("'", "&#39;") in page[verdict:first_fold]
+    assert "@media print" in page
+
+
+def test_tables_have_rows_for_a_constant_and_each_site_alone(comparison: Path) -> None:
+    table = (comparison / "table.md").read_text()
+    assert "| (each site alone) |" in table
+    assert "| (a constant) |" in table
+    assert "global on clients' rows" in table

@@ -133,6 +133,17 @@ def test_perturbed_agents_have_their_own_yardstick():
     assert float(task.evaluate_server({"q": own}, "test")["error"].min()) > 0.001
 
 
+def test_the_yardstick_of_one_perturbed_agent_is_its_own_mdp():
+    """The mean of one MDP is that MDP: server and client have the same error."""
+    _, task = built("fedasynq-eq", agents=1, perturbation=0.5)
+    q = torch.randn(1, 3, *task.mdp.R.shape, dtype=torch.float64)
+    server = task.evaluate_server({"q": q}, "test")
+    client = task.evaluate_stack(torch.zeros(1, dtype=torch.int64), {"q": q}, "test")
+    assert largest_difference(server, client) < 1e-12
+    _, common = built("fedasynq-eq", agents=1)
+    assert np.abs(task.mdp.P - common.mdp.P).max() > 0.01
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_every_tabular_task_runs(name, tmp_path):
     options = {

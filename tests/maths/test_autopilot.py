@@ -258,7 +258,6 @@ def metrics(**change: float) -> dict[str, torch.Tensor]:
         "grad_sq_norm": 4.0,
         "step": 0.1,
         "val": 1.0,
-        "train_loss_after": 0.2,
         "val_loss_after": 0.5,
         "second_half_sign": 0.0,
     } | change

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.config.schedules import constant, cosine, linear, parse_schedule, steps
+from equipoise.config.schema import constant, cosine, linear, parse_schedule, steps
 from equipoise.core import Method, Schedule, TrainingConfig
 from equipoise.experiment.runner import run
 from equipoise.methods.fedavg import FedAvg

@@ -1,7 +1,8 @@
 """The reading `authors-code` against a reference that plays the public code's game step by step.
 
-The reference is written for this test: plain loops over clients, torch's own Adam and SGD. It shares
-with the library the data, the random numbers and the first weights of the networks, no decision.
+The reference is written for this test: plain loops over clients, torch's own Adam and SGD. It
+shares with the library the data, the random numbers and the first weights of the networks, no
+decision.
 """
 
 from dataclasses import replace

@@ -18,7 +18,7 @@ from equipoise.records.rounds import MeanMinMax
 from equipoise.records.run_dir import Folder, RoundLog
 from equipoise.report import cost_figures, decision_figures, figures, html
 from equipoise.report.blocks import Table, TableCell, TableColumn
-from equipoise.report.run_data import RunData, RunGroup, load_groups, load_run
+from equipoise.report.run_data import RunData, RunGroup, find_run_folders, load_groups, load_run
 from equipoise.report.statistics import pareto_front
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.supervised import ExamplesTask
@@ -47,7 +47,7 @@ def test_run_writes_a_page_with_everything_it_knows(page_run: Path) -> None:
             "Scores over rounds",
             "Way of the run",
             "Before and after",
-            "Partition",
+            "Classes of each client",
             "Newcomers",
             "Epochs over rounds",
         ),
@@ -77,9 +77,11 @@ def test_partition_and_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     assert isinstance(task, ExamplesTask)
     counts = task.label_counts(torch.arange(5)).double()
     share = (counts / counts.sum(1, keepdim=True)).tolist()
-    shown = by_title["Partition"]["data"][0]["z"]
+    shown = by_title["Classes of each client"]["data"][0]["z"]
     assert sorted(shown) == [pytest.approx(row, abs=1e-3) for row in sorted(share)]
-    assert by_title["Sizes"]["data"][0]["y"] == sorted(counts.sum(1).tolist(), reverse=True)
+    assert by_title["Training samples of each client"]["data"][0]["y"] == sorted(
+        counts.sum(1).tolist(), reverse=True
+    )
     assert (
         main(
             [
@@ -95,7 +97,7 @@ def test_partition_and_sizes_are_those_of_the_data(tmp_path: Path) -> None:
         )
         == 0
     )
-    assert "Sizes" not in titles(drawn(tmp_path / "alike")[0])
+    assert "Training samples of each client" not in titles(drawn(tmp_path / "alike")[0])
 
 
 def test_utilities_have_an_axis_of_their_own(page_run: Path) -> None:
@@ -211,9 +213,11 @@ def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
     page = html.render_report(load_groups([tmp_path]), "")
     assert len(page) - len(html.plotly_script()) < 3_000_000
     assert "not finished" in page
-    assert {"Parts given, over rounds", "Parts given, by evenness of labels", "Partition"} <= set(
-        titles(page)
-    )
+    assert {
+        "Parts given, over rounds",
+        "Parts given, by evenness of labels",
+        "Classes of each client",
+    } <= set(titles(page))
 
 
 def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
@@ -288,22 +292,28 @@ def test_long_lines_are_thinned_and_keep_their_ends() -> None:
     assert band["y"] == [20.0, 40.0, 40.0, 40.0]
 
 
-def test_three_seeds_have_a_band_of_the_95_percent_interval() -> None:
-    """1, 2, 3: mean 2, spread 1, half of the interval 4.303 / sqrt(3)."""
-    band, line = figures.line([{1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.0}, {1: 3.0, 2: 5.0}], "x", 0)
-    assert line["y"] == [2.0, 5.0]
-    half = 4.303 / 3**0.5
-    assert band["y"] == pytest.approx([2 - half, 5.0, 5.0, 2 + half], rel=1e-3)
+def test_five_seeds_have_a_band_of_the_95_percent_interval() -> None:
+    """1 to 5: mean 3, spread sqrt(2.5), half of the interval 2.776 sqrt(2.5 / 5)."""
+    band, line = figures.line([{1: float(v), 2: 5.0} for v in range(1, 6)], "x", 0)
+    assert line["y"] == [3.0, 5.0]
+    half = 2.776 * 0.5**0.5
+    assert band["y"] == pytest.approx([3 - half, 5.0, 5.0, 3 + half], rel=1e-3)
+
+
+def test_fewer_seeds_have_a_band_of_their_range() -> None:
+    """The interval of 1, 2, 3 would reach from -0.5 to 4.5 and flatten all lines."""
+    band, _ = figures.line([{1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.0}, {1: 3.0, 2: 5.0}], "x", 0)
+    assert band["y"] == [1.0, 5.0, 5.0, 3.0]
 
 
 @pytest.mark.parametrize(
     ("metric", "seeds", "low", "high"),
     [
-        ("acc", (0.02, 0.5, 0.98), 0.0, 100.0),  # without the clip -69 % to 169 %
-        ("auc", (0.1, 0.9, 0.9), 0.0, 1.0),
-        ("rmse", (1.0, 2.0, 3.0), 0.0, 2 + 4.303 / 3**0.5),
-        ("r2", (0.0, 0.5, 1.0), 0.5 - 4.303 * 0.5 / 3**0.5, 1.0),
-        ("return", (1.0, 2.0, 3.0), 2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5),
+        ("acc", (0.02, 0.02, 0.5, 0.98, 0.98), 0.0, 100.0),  # without the clip -10 % to 110 %
+        ("auc", (0.05, 0.05, 0.9, 0.9, 0.9), 0.0, 1.0),
+        ("rmse", (0.0, 0.0, 0.0, 3.0, 3.0), 0.0, 1.2 + 2.776 * (2.7 / 5) ** 0.5),
+        ("r2", (0.0, 0.0, 0.5, 1.0, 1.0), 0.5 - 2.776 * (0.25 / 5) ** 0.5, 1.0),
+        ("return", (1.0, 2.0, 3.0, 4.0, 5.0), 3 - 2.776 * 0.5**0.5, 3 + 2.776 * 0.5**0.5),
     ],
 )
 def test_bands_stay_within_the_range_of_the_metric(
@@ -342,7 +352,7 @@ def test_bands_on_a_logarithmic_axis_end_at_the_lowest_seed() -> None:
     """0 has no place on such an axis: a band that reached it would not be drawn."""
     display = figures.MetricDisplay("error")
     [band, _] = figures.line(
-        [{1: v, 2: v} for v in (0.1, 0.2, 5.0)], "x", 0, **display.line_options
+        [{1: v, 2: v} for v in (0.1, 0.1, 0.2, 5.0, 5.0)], "x", 0, **display.line_options
     )
     assert min(band["y"]) == 0.1
 
@@ -501,6 +511,24 @@ def test_damaged_files_are_one_line(
             error = capsys.readouterr().err
             assert re.fullmatch(r"equipoise: .*(is damaged|another version).*\n", error)
             assert name in error
+
+
+def test_a_folder_above_a_comparison_and_a_run_holds_all_their_runs(
+    comparison: Path, tmp_path: Path
+) -> None:
+    """The manifests of comparisons, searches and other folders are none of runs."""
+    shutil.copytree(comparison / "local", tmp_path / "all" / "cmp" / "local")
+    for name in ("compare.json", "manifest.json"):
+        shutil.copy(comparison / name, tmp_path / "all" / "cmp" / name)
+    shutil.copytree(comparison / "fedavg" / "seed-0", tmp_path / "all" / "run")
+    found = find_run_folders(tmp_path / "all")
+    assert [str(one.relative_to(tmp_path / "all")) for one in found] == [
+        *("cmp/local/seed-0", "cmp/local/seed-1", "run")
+    ]
+    (tmp_path / "all" / "run" / "config.json").unlink()
+    assert tmp_path / "all" / "run" in find_run_folders(tmp_path / "all")
+    with pytest.raises(UsageError, match=r"run' is not a run folder: it has no config.json"):
+        load_groups([tmp_path / "all"])
 
 
 def test_a_page_of_several_runs_overwrites_none_of_theirs(

@@ -77,8 +77,19 @@ def test_an_error_is_better_when_it_is_smaller() -> None:
         RunGroup("b", [run("b", [0.9, 0.9, 0.9], [0.9, 0.9, 0.9], "loss")]),
     ]
     text = gains_sentence(groups, MetricDisplay("loss"))
-    assert text.startswith("a has the best personal models (mean loss 0.3000)")
+    assert text.startswith("a has the lowest personal scores (mean loss 0.3000), of one seed")
     assert "1 of 3 clients gain (north, -0.1000), 1 loses (south, +0.1000)" in text
+
+
+def test_a_tie_has_no_winner() -> None:
+    """Differences of 0.02 and -0.01 over two seeds: the interval contains 0."""
+    groups = [
+        RunGroup("a", [run("a", [0.70] * 3, []), run("a", [0.60] * 3, [])]),
+        RunGroup("b", [run("b", [0.68] * 3, []), run("b", [0.61] * 3, [])]),
+        RunGroup("c", [run("c", [0.20] * 3, []), run("c", [0.10] * 3, [])]),
+    ]
+    text = gains_sentence(groups, MetricDisplay("acc"))
+    assert text.startswith("a, b tie over seeds; a has mean accuracy 65.0 %")
 
 
 def test_where_nothing_is_known_nothing_is_said() -> None:

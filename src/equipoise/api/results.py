@@ -328,6 +328,7 @@ class Chosen:
         return read_choice(self.folder)
 
     def __str__(self) -> str:
+        """Return the table as aligned text."""
         return "\n".join(choice_sentences(self.choice))
 
     def predict(
@@ -389,6 +390,7 @@ class Table:
     rows: dict[str, list[tables.Cell]]
 
     def __str__(self) -> str:
+        """Return the table as aligned text."""
         shown = {label: [str(cell) for cell in cells] for label, cells in self.rows.items()}
         lines = [("method", self.columns), *shown.items()]
         widths = [max(len(cells[k]) for _, cells in lines) for k in range(len(self.columns))]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import TrainingConfig
-from equipoise.data.federated_dataset import Ints
+from equipoise.data.federated_dataset import InputTransform, Ints
 from equipoise.data.splits import UserRowShares
 from equipoise.data.tabular.config import format_names
-from equipoise.data.transforms import InputTransform
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import DatasetRows, Model
 from equipoise.tasks.tables import TableLearningConfig
@@ -33,6 +32,11 @@ class Task:
     """Samples of :meth:`from_datasets`."""
 
     def __post_init__(self) -> None:
+        """Refuse options that the task does not have.
+
+        Raises:
+            UsageError: If an option is unknown.
+        """
         known = [item.name for item in dataclasses.fields(self.spec.config)]
         for name in self.options:
             if name not in known:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.cli.parser import Parser, Values
-from equipoise.config.parsing import parse
+from equipoise.config.schema import parse
 from equipoise.experiment.compare import suitable
 from equipoise.methods import all_methods, find_method
 from equipoise.records.run_dir import read_options_file

@@ -64,7 +64,8 @@ def _plan(arguments: list[str]) -> int:
         raise UsageError(f"participation is {values.participation:g}: must be in (0, 1]")
     if values.dp_delta >= 1 / values.clients:
         raise UsageError(
-            f"dp_delta is {values.dp_delta:g}: must be below 1/{values.clients}, one over the clients"
+            f"dp_delta is {values.dp_delta:g}: must be below 1/{values.clients}, one over the "
+            "clients"
         )
     config = PrivacyConfig(
         dp_clip=1.0,  # epsilon does not depend on it

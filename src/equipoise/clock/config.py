@@ -31,7 +31,8 @@ class ClockConfig(Options):
     )
     mode: str = option(
         "sync",
-        "when the server goes on: sync (with the whole cohort), semi (at the deadline; late replies "
+        "when the server goes on: sync (with the whole cohort), semi (at the deadline; late "
+        "replies "
         "count later) or async (whenever a buffer of replies is full)",
         choices=MODES,
     )

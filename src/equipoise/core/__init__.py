@@ -3,8 +3,7 @@
 Read `method.py` first: it names the hooks of a round in their order.
 """
 
-from equipoise.config.schedules import Schedule, Scheduled
-from equipoise.config.schema import Options, option
+from equipoise.config.schema import Options, Schedule, Scheduled, option
 from equipoise.core.client import Client, DeviceProfile
 from equipoise.core.client_selection import Pool, RoundFeedback, SelectionPolicy
 from equipoise.core.messages import (

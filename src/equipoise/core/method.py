@@ -19,9 +19,15 @@ import torch
 from torch import Tensor
 
 from equipoise.config.schema import Options
-from equipoise.core.blocks import matching_blocks, require_blocks
 from equipoise.core.client import Client
-from equipoise.core.messages import ClientUpdate, LocalHParams, ServerMessage, TrainingConfig
+from equipoise.core.messages import (
+    ClientUpdate,
+    LocalHParams,
+    ServerMessage,
+    TrainingConfig,
+    matching_blocks,
+    require_blocks,
+)
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
 from equipoise.core.task import Task
@@ -98,6 +104,7 @@ class Method(Options):
     _overridden_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **more: Any) -> None:
+        """Find the hooks that a subclass overrides."""
         super().__init_subclass__(**more)
         deciding = [kind for kind in cls.__mro__ if not vars(kind).get("is_pass_through", False)]
         cls._overridden_hooks = frozenset(
@@ -312,8 +319,8 @@ class Method(Options):
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
         """Train what decides at the server, such as agents, after the round's aggregation.
 
-        It is called once per round, after `aggregate`. What this round's weights depend on cannot be
-        learned here.
+        It is called once per round, after `aggregate`. What this round's weights depend on cannot
+        be learned here.
 
         Args:
             server: The server, with the new global model and the state that `aggregate` returned.

@@ -46,6 +46,7 @@ class ValueRange:
         return torch.where(wrong.any(1), first.nan_to_num(nan=torch.inf), torch.nan)
 
     def __str__(self) -> str:
+        """Return the range as `[low, high]`."""
         return f"[{self.low}, {self.high}]"
 
 

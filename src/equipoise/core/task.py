@@ -1,7 +1,8 @@
 """Base classes of tasks: the model, the data of every client, training and evaluation.
 
-`Task` is what methods and executors call, `TaskInfo` holds the facts about it. `ExperimentTask` adds
-what an experiment does before and after the training, `SupervisedTask` what labelled examples add.
+`Task` is what methods and executors call, `TaskInfo` holds the facts about it. `ExperimentTask`
+adds what an experiment does before and after the training, `SupervisedTask` what labelled examples
+add.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from numpy.random import Generator
 from torch import Tensor, nn
 
 from equipoise.clock.devices import DEVICE_POPULATIONS, DevicePopulation
-from equipoise.core.blocks import matching_blocks
-from equipoise.core.messages import Blocks, LocalTrainRequest, RngContext, TrainingConfig
+from equipoise.core.messages import (
+    Blocks,
+    LocalTrainRequest,
+    RngContext,
+    TrainingConfig,
+    matching_blocks,
+)
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints, Params, State
 
@@ -370,7 +376,8 @@ class ExperimentTask(Task):
             UsageError: If the task has no network.
         """
         raise UsageError(
-            f"task '{self.info.name}' has no network to shape: leave start, adapter and blocks empty"
+            f"task '{self.info.name}' has no network to shape: leave start, adapter and "
+            "blocks empty"
         )
 
     def to(self, device: torch.device) -> ExperimentTask:
@@ -409,7 +416,8 @@ class ExperimentTask(Task):
             UsageError: If the task does not have this metric.
         """
         raise UsageError(
-            f"metric is '{name}', but task '{self.info.name}' has '{self.info.metric}' alone: leave it out"
+            f"metric is '{name}', but task '{self.info.name}' has '{self.info.metric}' alone: "
+            "leave it out"
         )
 
     def check(self) -> None:

@@ -50,6 +50,7 @@ class DelegatingMethod(Method):
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        """The ranges of the inner method."""
         return self.inner.report_ranges
 
     def check(self, task: Task, training: TrainingConfig) -> None:

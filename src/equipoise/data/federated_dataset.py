@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record
 
@@ -27,6 +26,26 @@ SPLITS = ("train", "val", "test")
 Kind = Literal["classification", "regression", "survival", "next-token"]
 KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "next-token")
 """Kinds of target that a column of a table can be."""
+
+
+class InputTransform(Record, frozen=True):
+    """Use stored numbers as they are."""
+
+    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a transformed sample, given the shape of a stored one."""
+        return stored
+
+    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Convert stored rows to model inputs.
+
+        Args:
+            x: Stored rows ``[..., *stored]``.
+            dtype: Floating-point type of the model.
+
+        Returns:
+            Model inputs ``[..., *output_shape]``.
+        """
+        return x.to(dtype)
 
 
 class Target(Record, frozen=True):

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from equipoise.data.federated_dataset import AnyArray, Federation, Ints
+from equipoise.data.federated_dataset import AnyArray, Federation, InputTransform, Ints
 from equipoise.data.partition import Partition, dirichlet, iid
 from equipoise.data.splits import Rows, SplitConfig, split_rows, split_server
-from equipoise.data.transforms import InputTransform
 
 FEW_ROWS_SHARE = 0.2  # of training and validation rows that a client with few rows keeps
 

@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.config.schema import Options, option
-from equipoise.data.federated_dataset import SPLITS, AnyArray, Federation, Ints, Target
+from equipoise.data.federated_dataset import (
+    SPLITS,
+    AnyArray,
+    Federation,
+    InputTransform,
+    Ints,
+    Target,
+)
 from equipoise.data.partition import Partition, natural
-from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
+from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.utils.errors import UsageError
 
 Rows = tuple[AnyArray, AnyArray]
@@ -208,6 +215,11 @@ class UserRowShares(Shares):
     )
 
     def __post_init__(self) -> None:
+        """Refuse folds that do not exist.
+
+        Raises:
+            UsageError: If there are too few folds, or the number of the fold is too large.
+        """
         super().__post_init__()
         if self.folds == 1 or (self.folds and self.fold >= self.folds):
             raise UsageError(

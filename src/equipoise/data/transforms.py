@@ -8,30 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.utils.record import Record
+from equipoise.data.federated_dataset import InputTransform
 
 MISSING_INPUT = -1e30
 """Input of trees where a value is missing. A finite number: rows of a federation must be finite."""
-
-
-class InputTransform(Record, frozen=True):
-    """Use stored numbers as they are."""
-
-    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a transformed sample, given the shape of a stored one."""
-        return stored
-
-    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Convert stored rows to model inputs.
-
-        Args:
-            x: Stored rows ``[..., *stored]``.
-            dtype: Floating-point type of the model.
-
-        Returns:
-            Model inputs ``[..., *output_shape]``.
-        """
-        return x.to(dtype)
 
 
 class PixelTransform(InputTransform, frozen=True):

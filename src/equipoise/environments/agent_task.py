@@ -9,17 +9,18 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.core import (
     ExperimentTask,
     LocalTrainRequest,
+    Method,
     Params,
     RngContext,
     State,
     TrainingConfig,
 )
-from equipoise.utils.pytree import index
+from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import index, map_leaves
 
 
 class RLTask(ExperimentTask):
@@ -27,6 +28,25 @@ class RLTask(ExperimentTask):
 
     Subclasses implement `fit_stack` and `evaluate_stack`; one agent is a stack of one.
     """
+
+    suggested_method: str
+    """A method that learns these agents, named in errors."""
+
+    def check_method(self, method: Method) -> None:
+        """Refuse methods that train by a loss: these agents have none.
+
+        Args:
+            method: Method of the run.
+
+        Raises:
+            UsageError: If the method does not suit.
+        """
+        trains_itself = method.overridden_hooks & {"train", "configure_training"}
+        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
+            raise UsageError(
+                f"{method.name} trains on a loss, and task '{self.info.name}' has none: "
+                f"try {self.suggested_method}"
+            )
 
     def num_examples(self, ids: Tensor) -> Tensor:
         """Return 1 for every agent."""
@@ -63,5 +83,5 @@ class RLTask(ExperimentTask):
 
 def _add_agent_axis(tree: State) -> State:
     """Return the tree with a leading axis of size 1."""
-    stacked: State = pytree.tree_map(lambda value: value[None], tree)
+    stacked: State = map_leaves(lambda value: value[None], tree)
     return stacked

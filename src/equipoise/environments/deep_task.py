@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.core import (
     DelegatingMethod,
@@ -43,6 +42,7 @@ from equipoise.environments.sac_agent import ActorCritic
 from equipoise.environments.vec_env import PhysicsVecEnv, VecEnv
 from equipoise.utils import rng as streams
 from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import map_leaves
 
 MODELS = ("mlp", "embedded")
 DISCRETE_TAU = 0.05
@@ -244,7 +244,8 @@ class DeepRLTask(RLTask):
         )
         if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
             raise UsageError(
-                f"{method.name} trains in its own way, and agents of task '{self.info.name}' learn by "
+                f"{method.name} trains in its own way, and agents of task '{self.info.name}' "
+                "learn by "
                 f"temporal differences: choose {', '.join(DEEP_METHODS)}"
             )
 
@@ -342,11 +343,11 @@ class DeepRLTask(RLTask):
                 lr=request.lr[rows],
                 aux={name: value[rows] for name, value in request.aux.items()},
             )
-            state = pytree.tree_map(lambda value, rows=rows: value[rows], data_state)
+            state = map_leaves(lambda value, rows=rows: value[rows], data_state)
             trained, _, new_state = self.fit_stack(ids[rows], part, state, rng)
             for name, value in trained.items():
                 params[name] = params[name].index_copy(0, rows, value)
-            after = pytree.tree_map(
+            after = map_leaves(
                 lambda old, new, rows=rows: old.index_copy(0, rows, new), after, new_state
             )
         return params, {}, after

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from equipoise.core import (
     LocalTrainRequest,
-    Method,
     Options,
     Params,
     RngContext,
@@ -56,6 +55,8 @@ class LinearTask(RLTask):
 
     Numba is optional: `linear_mdp` is imported only where it is used.
     """
+
+    suggested_method = "pfedtd-rep"
 
     def __init__(
         self,
@@ -106,18 +107,6 @@ class LinearTask(RLTask):
             "taken": torch.zeros_like(ids),
             "sq_td_error": torch.zeros(len(ids), dtype=torch.float64),
         }
-
-    def check_method(self, method: Method) -> None:
-        """Refuse methods that train by a loss: linear agents have none.
-
-        Raises:
-            UsageError: If the method does not suit.
-        """
-        trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
-            raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try pfedtd-rep"
-            )
 
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext

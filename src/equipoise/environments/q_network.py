@@ -18,6 +18,7 @@ from torch import Tensor
 from equipoise.core import Blocks, Params, State
 from equipoise.environments.heterogeneity import Bools, Ints
 from equipoise.rl.nn import BETAS, EPSILON
+from equipoise.utils.torch_internals import adam_step
 
 BOTH_BLOCKS = 2  # index of backbone (0) and head (1) as one part
 EVERY_STEP = -1  # value of `head_steps`: both blocks move in every gradient step
@@ -317,21 +318,5 @@ class BatchedAdam:
 
 
 def _adam(views: list[list[Tensor]], step: int, rate: float) -> None:
-    """Call the kernel of ``torch.optim.Adam(fused=True)``: a third of the time of seven passes."""
-    params, gradients, m, v = views
-    steps = [torch.tensor(float(step))] * len(params)
-    torch.ops.aten._fused_adam_(
-        params,
-        gradients,
-        m,
-        v,
-        [],
-        steps,
-        lr=float(rate),
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        weight_decay=0.0,
-        eps=EPSILON,
-        amsgrad=False,
-        maximize=False,
-    )
+    """Take a step of Adam on parameters, gradients and both moments."""
+    adam_step(*views, step=step, lr=float(rate), betas=BETAS, eps=EPSILON)

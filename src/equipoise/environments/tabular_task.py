@@ -16,7 +16,6 @@ from torch import Tensor
 
 from equipoise.core import (
     LocalTrainRequest,
-    Method,
     Options,
     Params,
     RngContext,
@@ -75,6 +74,8 @@ class TabularTask(RLTask):
     Numba is optional: `tabular_q` is imported only where it is used.
     """
 
+    suggested_method = "fedasynq-im"
+
     def __init__(
         self, name: str, mdp: TabularMDP, config: TabularConfig, training: TrainingConfig, seed: int
     ) -> None:
@@ -100,14 +101,12 @@ class TabularTask(RLTask):
         )
         self.policies = behaviour_policies(config.behaviour, mdp, config.agents, config.epsilon)
         self.mdps = [mdp]
-        self.mdp = mdp
         if config.perturbation:
             self.mdps = [
                 perturb(mdp, seed * config.agents + k, config.perturbation)
                 for k in range(config.agents)
             ]
-        if len(self.mdps) > 1:
-            self.mdp = _mean_mdp(self.mdps)
+        self.mdp = self.mdps[0] if len(self.mdps) == 1 else _mean_mdp(self.mdps)
 
     @cached_property
     def trajectory_problem(self) -> TabularProblem:
@@ -142,18 +141,6 @@ class TabularTask(RLTask):
             "taken": torch.zeros_like(ids),
             "visits": torch.zeros(shape, dtype=torch.int64),
         }
-
-    def check_method(self, method: Method) -> None:
-        """Refuse methods that train by a loss: tables have none.
-
-        Raises:
-            UsageError: If the method does not suit.
-        """
-        trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
-            raise UsageError(
-                f"{method.name} trains on a loss, and task '{self.info.name}' has none: try fedasynq-im"
-            )
 
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext

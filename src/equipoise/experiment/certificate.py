@@ -77,6 +77,7 @@ def certify_run(
     folder.demand()
     if not (folder.summary.exists() and folder.checkpoint.exists()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
+    summary = folder.read_summary()  # a damaged one is refused before any work
     settings = settings or settings_in(folder.read_config())
     if settings.timing.carries_stale_updates:
         raise UsageError(
@@ -93,7 +94,7 @@ def certify_run(
     with checkpoint.locked(path):
         Checkpoint(folder, simulation).load()
         certificate = certify(simulation, samples, on_progress=on_progress)
-        folder.write_summary(replace(folder.read_summary(), certificate=certificate))
+        folder.write_summary(replace(summary, certificate=certificate))
     return certificate
 
 
@@ -196,7 +197,8 @@ def _deviations(method: Method, task: Task, actions: Tensor, played: LocalHParam
     max_epochs = getattr(method, "max_epochs", page.max_epochs)
     lr_min, lr_max = page.lr_range(task)
     if isinstance(method, DapFL):
-        lr_min, lr_max = method.lr_min, method.lr_max
+        lr_min = method.lr_min
+        lr_max = method.lr_max
     epochs = absolute_epochs(actions[..., 0], max_epochs).flatten()
     lr = absolute_lr(actions[..., 1], lr_min, lr_max).flatten()
     return LocalHParams(epochs.to(played.epochs.dtype), lr.to(played.lr.dtype))

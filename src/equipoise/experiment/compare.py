@@ -203,8 +203,10 @@ def _write_pareto(out: Path, title: str, rows: tables.Rows) -> None:
     points: dict[str, tuple[float, float]] = {}
     for method, cells in rows.items():
         means = {cell.column.score: cell.mean for cell in cells if cell.column.is_main_score}
-        if means["global"] is not None and means["personal"] is not None:
-            points[method] = (means["global"], means["personal"])
+        x = means.get("global")
+        y = means.get("personal")
+        if x is not None and y is not None:
+            points[method] = (x, y)
     column = next(iter(rows.values()))[0].column
     unit = column.title.removeprefix("global ")
     figures.write_pareto_svg(points, title, out / "pareto.svg", unit, column.higher_is_better)

@@ -39,6 +39,7 @@ from equipoise.records.summary import validation_score
 from equipoise.report import html
 from equipoise.report.run_data import find_run_folders
 from equipoise.training.objectives import objective_of
+from equipoise.utils.errors import DamagedFile
 from equipoise.utils.metrics import (
     format_score,
     higher_is_better,
@@ -109,6 +110,8 @@ def conclude(path: Path) -> str:
     """
     try:
         write_decision(path)
+    except DamagedFile:
+        raise
     except Exception as error:  # a verdict never fails a run
         return f"no decision: {type(error).__name__}: {error}; {html.try_write_report(path)}"
     return html.try_write_report(path)
@@ -508,13 +511,18 @@ def _sites(
         if entry.method and entry.method == method:
             keys[entry.model] = entry.key
     keys = {model: keys[model] for model in MODELS if keys.get(model) in scores.scores}
+    higher = higher_is_better(evidence.metric)
     found = []
     for site, name in enumerate(scores.sites):
         num_rows = int(scores.num_rows[site])
         model = _model_of_site(evidence, scores, keys, chosen, site)
         gain = Estimate(math.nan)
-        if LOCAL in keys and model in keys:
-            gain = scores.site_difference(keys[model], LOCAL, site)
+        rival = model
+        if model == LOCAL:  # what the best federated method would give this site
+            rival = PERSONAL if PERSONAL in keys else GLOBAL
+        if LOCAL in keys and rival in keys:
+            pair = (keys[rival], LOCAL) if higher else (LOCAL, keys[rival])
+            gain = scores.site_difference(*pair, site)
         found.append(
             SiteDecision(
                 name=name,
@@ -523,7 +531,7 @@ def _sites(
                 model=model,
                 scores={one: scores.at_site(key, site) for one, key in keys.items()},
                 gain=gain,
-                verdict=_site_verdict(gain, num_rows, model, evidence.metric, LOCAL in keys),
+                verdict=_site_verdict(gain, num_rows, evidence.metric, LOCAL in keys),
             )
         )
     return found
@@ -546,6 +554,8 @@ def _model_of_site(
         return GLOBAL
     if chosen.model not in usable or int(scores.num_rows[site]) < MIN_TEST_ROWS:
         return chosen.model
+    if len(evidence.test) < 2 and not evidence.folds:
+        return chosen.model  # a difference between two trainings, which another seed may reverse
     sign = 1 if higher_is_better(evidence.metric) else -1
     num_comparisons = max(1, len(scores.sites) * (len(usable) - 1))
     best = (0.0, chosen.model)
@@ -553,25 +563,40 @@ def _model_of_site(
         if model in (chosen.model, CONSTANT):
             continue
         found = scores.site_difference(keys[model], chosen.key, site, max(2, num_comparisons))
-        if not found.contains_zero and sign * found.value > best[0]:
+        is_clear = not found.contains_zero and _holds_in_every_seed(
+            evidence, keys[model], chosen.key, site, sign
+        )
+        if is_clear and sign * found.value > best[0]:
             best = (sign * found.value, model)
     return best[1]
 
 
-def _site_verdict(gain: Estimate, num_rows: int, model: str, metric: str, has_own: bool) -> str:
+def _holds_in_every_seed(evidence: Evidence, key: str, other: str, site: int, sign: int) -> bool:
+    """Tell whether a model is better than another at a site with every seed that scores both."""
+    objective = objective_of(evidence.target)
+    differences = [
+        float(
+            site_scores(rows, objective, key, evidence.metric)[site]
+            - site_scores(rows, objective, other, evidence.metric)[site]
+        )
+        for rows in evidence.test
+    ]
+    return all(sign * value > 0 for value in differences if math.isfinite(value))
+
+
+def _site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
     """Say in words what a site gains over its own model."""
     if num_rows == 0:
         return "no test rows"
     if not has_own:
         return ""
-    if model == LOCAL:
-        return "its own model"
     if num_rows < MIN_TEST_ROWS:
         return "too few rows to judge"
     if not math.isfinite(gain.value):
         return f"{metric} has no value"
-    words = {"tie": "tie", "ahead": "better", "behind": "worse"}
-    return words[_verdict(gain, metric)]
+    if gain.contains_zero:
+        return "tie"
+    return "better" if gain.value > 0 else "worse"
 
 
 # ------------------------------------------------------------------ words
@@ -597,25 +622,26 @@ def _headline(decision: Decision) -> str:
             )
         return (
             f"Each site should keep its own model ({score}): the best federated one, "
-            f"{best.label}, is behind by {best.difference.difference_text(metric)}."
+            f"{best.label}, is behind by {_size_text(metric, best.difference)}."
         )
     if own is None or own.difference is None:
         return f"Use {chosen.label}: {score}."
-    gain = _reversed(own.difference)
-    words = gain.difference_text(metric)
+    words = own.difference.reversed.difference_text(metric)
+    size = _size_text(metric, own.difference)
     if own.verdict == "tie":
         return (
             f"Use {chosen.label} ({score}), or keep each site's own model: they tie, the "
             f"difference is {words}."
         )
     if own.verdict == "behind":
-        return f"Use {chosen.label} ({score}): better than each site's own model by {words}."
-    return f"Keep each site's own model: {chosen.label} ({score}) is behind it by {words}."
+        return f"Use {chosen.label} ({score}): better than each site's own model by {size}."
+    return f"Keep each site's own model: {chosen.label} ({score}) is behind it by {size}."
 
 
-def _reversed(difference: Estimate) -> Estimate:
-    """Return ``b - a`` of the estimate of ``a - b``."""
-    return Estimate(-difference.value, -difference.high, -difference.low)
+def _size_text(metric: str, difference: Estimate) -> str:
+    """Write how large a clear difference is, without its sign, which the words give."""
+    positive = difference if difference.value > 0 else difference.reversed
+    return positive.difference_text(metric).replace("+", "")
 
 
 def _notes(decision: Decision, evidence: Evidence) -> list[str]:

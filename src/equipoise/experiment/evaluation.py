@@ -151,20 +151,25 @@ def _client_scores(task: Task, simulation: FederatedSimulation, final: FinalScor
     same_rows: dict[str, ModelScore] = {}
     if personal and isinstance(task, ExamplesTask):
         num_rows = task.num_rows(torch.from_numpy(ids), "test")
-        same_rows[PERSONAL] = mean_scores(personal[task.info.metric], num_rows)
+        same_rows[PERSONAL] = mean_scores(
+            personal[task.info.metric], num_rows, task.info.higher_is_better
+        )
         if simulation.method.has_global(task):
             primary = task.with_primary_metric(task.info.metric)
             values = _evaluated(primary, _global_model_batches(simulation), len(ids))
-            same_rows[GLOBAL] = mean_scores(values[task.info.metric], num_rows)
+            same_rows[GLOBAL] = mean_scores(
+                values[task.info.metric], num_rows, task.info.higher_is_better
+            )
     return replace(final, personal=personal, same_rows=same_rows)
 
 
-def mean_scores(values: Tensor, num_rows: Tensor) -> ModelScore:
+def mean_scores(values: Tensor, num_rows: Tensor, higher_is_better: bool) -> ModelScore:
     """Average a score over clients, each client alike and each row alike.
 
     Args:
         values: Score of each client ``[K]``; NaN if it is undefined.
         num_rows: Rows of each client ``[K]``.
+        higher_is_better: Whether a larger score is better.
     """
     values = values.double()
     known = torch.isfinite(values)
@@ -172,7 +177,8 @@ def mean_scores(values: Tensor, num_rows: Tensor) -> ModelScore:
         return ModelScore(None, None, 0)
     weight = num_rows[known].double()
     weighted = float((values[known] * weight).sum() / weight.sum())
-    return ModelScore(float(values[known].mean()), weighted, int(known.sum()))
+    decile = float(np.quantile(values[known].numpy(), 0.1 if higher_is_better else 0.9))
+    return ModelScore(float(values[known].mean()), weighted, int(known.sum()), decile)
 
 
 def _global_model_batches(simulation: FederatedSimulation) -> ModelBatches:
@@ -224,7 +230,7 @@ def _with_baselines(
             continue
         scores = site_scores(outputs["test"], task.objective, name, task.info.metric)
         columns[f"{name}_{task.info.metric}"] = scores.tolist()
-        same_rows[name] = mean_scores(scores, num_rows)
+        same_rows[name] = mean_scores(scores, num_rows, task.info.higher_is_better)
     return replace(
         final, columns=columns, same_rows=same_rows, outputs=outputs, baselines=baselines
     )

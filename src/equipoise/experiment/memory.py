@@ -11,7 +11,7 @@ import torch
 from equipoise.core import SupervisedTask, Task
 from equipoise.data.datasets.synthetic import MAX_IN_MEMORY, SyntheticConfig
 from equipoise.settings.run_settings import RunSettings
-from equipoise.simulation.chunking import MAX_JOINED_CLIENTS, split_into_chunks
+from equipoise.simulation.executors import MAX_JOINED_CLIENTS, split_into_chunks
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from equipoise import __version__
 from equipoise.core import Task
-from equipoise.data.federated_dataset import Target
-from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
+from equipoise.data.federated_dataset import InputTransform, Target
+from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.models import MODELS
 from equipoise.models.lora import LoraConfig, add_adapters
 from equipoise.records.run_dir import Folder

@@ -81,7 +81,8 @@ def choose_model(
     if on_message is not None:
         shown = ", ".join(f"{model} {score:.4g}" for model, score in scores.items())
         on_message(
-            f"model auto: {best} by {candidates[best].method.name} is chosen by validation ({shown})"
+            f"model auto: {best} by {candidates[best].method.name} is chosen by validation "
+            f"({shown})"
         )
     return candidates[best]
 

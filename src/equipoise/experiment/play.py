@@ -37,7 +37,8 @@ def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
     task = build_task(settings_in(folder.read_config()))
     if not isinstance(task, DeepRLTask):
         raise UsageError(
-            f"'{path}' is a run of task '{task.info.name}', which has no deep agents: nothing to play"
+            f"'{path}' is a run of task '{task.info.name}', which has no deep agents: nothing "
+            "to play"
         )
     model = read_model(folder, agent)
     total, frames, fps = render.run_episode(task, agent, model, episode, video is not None)

@@ -13,7 +13,7 @@ from statistics import fmean
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.core import Method
 from equipoise.experiment.runner import run
 from equipoise.methods import find_method

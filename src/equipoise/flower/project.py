@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.flower import config
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError

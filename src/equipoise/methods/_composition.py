@@ -7,8 +7,7 @@ from dataclasses import Field, dataclass, fields
 from functools import cached_property
 from typing import Any, Self
 
-from equipoise.config.parsing import parse
-from equipoise.config.schema import constraint_of, option_types
+from equipoise.config.schema import constraint_of, option_types, parse
 from equipoise.core import DelegatingMethod, Method, Task, TrainingConfig, option
 from equipoise.methods import find_method
 from equipoise.utils.errors import UsageError, nearest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.core import Capabilities, Method, Task, TrainingConfig, option
-from equipoise.core.blocks import require_blocks
+from equipoise.core.messages import require_blocks
 from equipoise.utils.errors import UsageError
 
 

@@ -332,14 +332,13 @@ REPORT_RANGES: Mapping[str, ValueRange] = {
     "trials": LOSS,  # losses after training at three rates `[3]`, first round only
     "grad_sq_norm": COUNT,  # |g|^2 of the received model
     "step": COUNT,  # a quarter of Polyak's step
-    "train_loss_after": LOSS,
     "val_loss_after": LOSS,
     "second_half_sign": ValueRange(-1.0, 1.0),  # of the change of validation loss
 }
 """Ranges of :func:`client_measurements` and :func:`validation_measurements`.
 
-`grad_sq_norm` and the losses after training are only checked against their ranges, so that a client
-whose training diverged is left out.
+`grad_sq_norm` and `val_loss_after` are only checked against their ranges, so that a client whose
+training diverged is left out.
 """
 
 
@@ -381,14 +380,13 @@ def trial_losses(client: Client, epochs: Tensor, rates: Tensor) -> Tensor:
     return torch.stack(losses).nan_to_num(nan=MAX_LOSS).clamp(max=MAX_LOSS)
 
 
-def client_measurements(client: Client, state: State) -> Params:
+def client_measurements(state: State) -> Params:
     """Return what a client uploads beside its model, with or without validation data."""
     return {
         "loss": state["loss"],
         "grad_sq_norm": state["grad_sq_norm"],
         "val": state["val"],
         "trials": state["trials"],
-        "train_loss_after": client.evaluate(client.trained, "train")["loss"].double(),
         "step": polyak_lr(state["loss"], state["grad_sq_norm"]),
     }
 
@@ -427,7 +425,8 @@ class Autopilot(Method):
         super().check(task, training)
         if type(task).grad_sq_norm is Task.grad_sq_norm:
             raise UsageError(
-                f"{self.name} measures gradients, and task '{task.info.name}' has none: choose another "
+                f"{self.name} measures gradients, and task '{task.info.name}' has none: "
+                "choose another "
                 "method"
             )
 
@@ -460,7 +459,7 @@ class Autopilot(Method):
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Add the measurements."""
         update, state = super().upload(client)
-        update.metrics |= client_measurements(client, state)
+        update.metrics |= client_measurements(state)
         if client.task.has_split("val"):
             update.metrics |= validation_measurements(client, state["val_loss_half"])
         return update, state

@@ -59,7 +59,8 @@ class DapFL(Method):
             raise UsageError(f"lr_min is {self.lr_min}: must be below lr_max ({self.lr_max})")
         if not task.has_split("val"):
             raise UsageError(
-                f"dapfl rewards its agents on validation data, and task '{task.info.name}' has none: "
+                f"dapfl rewards its agents on validation data, and task '{task.info.name}' "
+                "has none: "
                 "set val_share"
             )
 

@@ -43,6 +43,7 @@ class Family(Enum):
     OTHER = "", "Others", "methods that name no family"
 
     def __init__(self, key: str, title: str, advice: str) -> None:
+        """Create a family with its title and its advice."""
         self.key = key
         self.title = title
         self.advice = advice

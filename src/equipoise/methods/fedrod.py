@@ -37,7 +37,8 @@ class FedRod(Method):
         """Refuse tasks without classes and models whose head is not one linear layer."""
         if require_supervised(self, task).info.target_kind != "classification":
             raise UsageError(
-                f"fedrod balances classes, and task '{task.info.name}' has none: choose another method"
+                f"fedrod balances classes, and task '{task.info.name}' has none: choose "
+                "another method"
             )
         if task.info.has_train_mode:
             raise UsageError(

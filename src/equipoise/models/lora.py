@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.config.parsing import parse
-from equipoise.config.schema import Options, constraint_of, option, option_types
+from equipoise.config.schema import Options, constraint_of, option, option_types, parse
 from equipoise.models.blocks import declare_blocks
 from equipoise.utils.errors import UsageError, nearest
 
@@ -85,6 +84,7 @@ class LowRankFactors(nn.Module):
     """The factors A and B of one adapter; B starts at zero, so the model starts as its base."""
 
     def __init__(self, a_shape: tuple[int, ...], b_shape: tuple[int, ...], like: Tensor) -> None:
+        """Create A at random and B at zero."""
         super().__init__()
         self.A = nn.Parameter(like.new_empty(a_shape))
         self.B = nn.Parameter(like.new_zeros(b_shape))
@@ -105,6 +105,7 @@ class LoraLayer(nn.Module):
     bias: Tensor | None
 
     def __init__(self, layer: nn.Module, adapter: LoraConfig) -> None:
+        """Adapt a layer; its own weights stay frozen."""
         super().__init__()
         self.weight = layer.weight  # type: ignore[assignment]
         self.bias = layer.bias  # type: ignore[assignment]
@@ -123,6 +124,7 @@ class LoraLinear(LoraLayer):
     """A linear layer with adapters."""
 
     def __init__(self, layer: nn.Linear, adapter: LoraConfig) -> None:
+        """Adapt a layer; its own weights stay frozen."""
         super().__init__(layer, adapter)
         for name in adapter.blocks:
             a_shape = (adapter.rank, layer.in_features)
@@ -141,6 +143,7 @@ class LoraConv1D(LoraLayer):
     """A ``transformers`` Conv1D (GPT-2) with adapters: linear, with weight ``[in, out]``."""
 
     def __init__(self, layer: nn.Module, adapter: LoraConfig) -> None:
+        """Adapt a layer; its own weights stay frozen."""
         super().__init__(layer, adapter)
         inputs, outputs = self.weight.shape
         for name in adapter.blocks:
@@ -163,6 +166,7 @@ class LoraConv(LoraLayer):
     """A convolution with adapters: A convolves to ``rank`` channels, B mixes them pointwise."""
 
     def __init__(self, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, adapter: LoraConfig) -> None:
+        """Adapt a layer; its own weights stay frozen."""
         super().__init__(layer, adapter)
         self.convolve = CONVOLUTIONS[type(layer)]
         self.groups = layer.groups

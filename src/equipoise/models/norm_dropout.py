@@ -20,6 +20,24 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 RANDOM_BITS = 24  # of a random word that decide whether a value is dropped
 
+BatchNormLayer = (
+    nn.BatchNorm1d
+    | nn.BatchNorm2d
+    | nn.BatchNorm3d
+    | nn.SyncBatchNorm
+    | nn.LazyBatchNorm1d
+    | nn.LazyBatchNorm2d
+    | nn.LazyBatchNorm3d
+)
+DropoutLayer = (
+    nn.Dropout
+    | nn.Dropout1d
+    | nn.Dropout2d
+    | nn.Dropout3d
+    | nn.AlphaDropout
+    | nn.FeatureAlphaDropout
+)
+
 
 class BatchNorm(nn.Module):
     """Batch normalisation over the first ``rows`` rows of a batch.
@@ -31,7 +49,8 @@ class BatchNorm(nn.Module):
     running_var: Tensor
     rows: Tensor
 
-    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, like: BatchNormLayer) -> None:
+        """Create the layer with the weights and statistics of another."""
         super().__init__()
         assert like.running_mean is not None
         assert like.running_var is not None
@@ -99,6 +118,7 @@ class Dropout(nn.Module):
     key: Tensor
 
     def __init__(self, p: float, channels: bool, place: int) -> None:
+        """Create a layer that drops values, or whole channels."""
         super().__init__()
         self.p = p
         self.channels = channels
@@ -150,10 +170,10 @@ def with_reproducible_layers(module: nn.Module) -> nn.Module:
     for name, layer in list(module.named_modules())[1:]:
         parent, _, own = name.rpartition(".")
         new: nn.Module | None = None
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if isinstance(layer, BatchNormLayer):
             _check_batch_norm(name, layer)
             new = layer.eval() if _frozen(layer) else BatchNorm(layer)
-        elif isinstance(layer, nn.modules.dropout._DropoutNd):
+        elif isinstance(layer, DropoutLayer):
             if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
                 raise UsageError(
                     f"layer '{name}' is {type(layer).__name__}, which is not offered: use Dropout"
@@ -194,7 +214,7 @@ def _frozen(layer: nn.Module) -> bool:
     return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
-def _check_batch_norm(name: str, layer: nn.modules.batchnorm._BatchNorm) -> None:
+def _check_batch_norm(name: str, layer: BatchNormLayer) -> None:
     """Refuse kinds of batch normalisation that cannot be replaced."""
     if isinstance(layer, nn.SyncBatchNorm | nn.modules.lazy.LazyModuleMixin):
         raise UsageError(f"layer '{name}' is {type(layer).__name__}: use plain BatchNorm")

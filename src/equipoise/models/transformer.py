@@ -44,6 +44,7 @@ class CharacterTransformer(nn.Module):
     """Predict the character after the last one; :meth:`all_logits` predicts after every one."""
 
     def __init__(self, length: int, characters: int) -> None:
+        """Create the model for texts of a length."""
         super().__init__()
         self.embed = nn.Embedding(characters, WIDTH)
         self.place = nn.Embedding(length, WIDTH)

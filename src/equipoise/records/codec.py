@@ -100,7 +100,8 @@ def loads(kind: type[T], text: str | bytes, source: object) -> T:
 
 def _decode(kind: Any, value: Any, name: str) -> Any:
     """Decode a value of any type; ``name`` is its path, for errors."""
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin is Annotated:
         return _decode(inner[0], value, name)
     if kind is Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from equipoise.utils.metrics import format_difference, format_score
+from equipoise.utils.metrics import format_difference, format_score, score_digits
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,27 @@ class Estimate:
 
     def score_text(self, metric: str) -> str:
         """Write a score with its interval, such as ``0.845 [0.790, 0.881]``."""
-        text = format_score(metric, self.value)
-        return text + self._interval(metric, format_score)
+        return self._text(metric, format_score)
 
     def difference_text(self, metric: str) -> str:
-        """Write a difference of scores with its interval."""
-        text = format_difference(metric, self.value)
-        return text + self._interval(metric, format_difference)
+        """Write a difference of scores with its interval and its sign."""
+        return self._text(metric, format_difference)
 
-    def _interval(self, metric: str, write: Callable[[str, float], str]) -> str:
-        """Write the interval in brackets, without the unit; empty if there is none."""
+    def _text(self, metric: str, write: Callable[[str, float, int | None], str]) -> str:
+        """Write value and interval with the same number of decimals; the unit stands once."""
         if not self.is_known:
-            return ""
-        low = write(metric, self.low).removesuffix(" %").removesuffix(" points")
-        high = write(metric, self.high).removesuffix(" %").removesuffix(" points")
-        return f" [{low}, {high}]"
+            return write(metric, self.value, None)
+        digits = score_digits(metric, max(abs(self.value), abs(self.low), abs(self.high)))
+        ends = [
+            write(metric, end, digits).removesuffix(" %").removesuffix(" points")
+            for end in (self.low, self.high)
+        ]
+        return f"{write(metric, self.value, digits)} [{', '.join(ends)}]"
+
+    @property
+    def reversed(self) -> Estimate:
+        """The estimate of ``b - a``, if this is one of ``a - b``."""
+        return Estimate(-self.value, -self.high, -self.low)
 
     @property
     def contains_zero(self) -> bool:
@@ -84,7 +90,8 @@ class SiteDecision:
     scores: dict[str, Estimate]
     """By kind of model, of the chosen method."""
     gain: Estimate
-    """Paired difference of the chosen method's model to the site's own model."""
+    """Paired gain over the site's own model, of the model to use; where that is the own model, of
+    the best federated method's. Positive is better, of errors too."""
     verdict: str
 
 

@@ -22,6 +22,7 @@ class Scores(Mapping[str, float | None]):
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, float | None] | None = None) -> None:
+        """Store scores; values that are not finite become None."""
         self._values = {
             name: None if value is None or not math.isfinite(value) else value
             for name, value in (values or {}).items()
@@ -36,24 +37,31 @@ class Scores(Mapping[str, float | None]):
         return self._values.get(name.rstrip("_"))
 
     def __getitem__(self, name: str) -> float | None:
+        """Return the score of a metric."""
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the metrics."""
         return iter(self._values)
 
     def __len__(self) -> int:
+        """Return the number of metrics."""
         return len(self._values)
 
     def __dir__(self) -> list[str]:
+        """Return the attributes, with the names of the metrics."""
         return [*super().__dir__(), *self._values]
 
     def __repr__(self) -> str:
+        """Return the scores as text."""
         return f"Scores({self._values})"
 
     def __reduce__(self) -> tuple[type[Scores], tuple[dict[str, float | None]]]:
+        """Return how to pickle the scores."""
         return Scores, (self._values,)
 
     def __hash__(self) -> int:
+        """Return a hash of names and values."""
         return hash(tuple(self._values.items()))
 
     @property

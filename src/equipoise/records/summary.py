@@ -75,6 +75,8 @@ class ModelScore:
     """Every row counts alike."""
     clients: int
     """Clients with a defined score."""
+    worst_decile: float | None = None
+    """Score that nine of ten clients reach: the 10th percentile, of errors the 90th."""
 
 
 CONVERGENCE_WINDOW = 5  # evaluations in the moving average

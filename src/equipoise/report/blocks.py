@@ -85,6 +85,14 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Notes:
+    """A list of sentences."""
+
+    kind: ClassVar[str] = "notes"
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Code:
     """Preformatted text."""
 
@@ -102,7 +110,7 @@ class Details:
     is_open: bool = False
 
 
-Block = Table | Tiles | Plots | Heading | Paragraph | Code | Details
+Block = Table | Tiles | Plots | Heading | Paragraph | Notes | Code | Details
 
 
 @dataclass(frozen=True)

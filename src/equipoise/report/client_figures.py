@@ -153,11 +153,20 @@ def label_partition(groups: Sequence[RunGroup]) -> Figure | None:
 
 def client_sizes(groups: Sequence[RunGroup]) -> Figure | None:
     """Draw the number of training samples of each client, largest first; None if all are equal."""
-    tables = (run.clients.get("samples") for group in groups for run in group.runs)
-    sizes = next((samples for samples in tables if samples), [])
-    if not sizes or min(sizes) == max(sizes):
+    runs = (run for group in groups for run in group.runs if run.clients.get("samples"))
+    run = next(runs, None)
+    if run is None:
         return None
+    sizes = run.clients["samples"]
+    if min(sizes) == max(sizes):
+        return None
+    bars: Trace = {"type": "bar", "marker": {"color": color(0)}}
+    if run.names and len(sizes) <= MAX_NAMED_CLIENTS:
+        ordered = sorted(zip(sizes, run.clients["client"], strict=True), reverse=True)
+        bars["x"] = [run.client_name(client) for _, client in ordered]
+        bars["y"] = to_json_numbers(size for size, _ in ordered)
+        return figure([bars], "", "training samples", xaxis={"type": "category"})
     shown = sorted(quantiles(sizes, MAX_PARTITION_CLIENTS), reverse=True)
-    bars = {"type": "bar", "y": to_json_numbers(shown), "marker": {"color": color(0)}}
+    bars["y"] = to_json_numbers(shown)
     hidden = {"showticklabels": False}
     return figure([bars], "clients, by their size", "training samples", xaxis=hidden, bargap=0)

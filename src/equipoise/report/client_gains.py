@@ -11,6 +11,7 @@ from typing import NamedTuple
 from equipoise.report.blocks import MISSING, Details, Table, TableCell, TableColumn
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import RunData, RunGroup
+from equipoise.report.statistics import paired_difference
 
 MAX_OPEN_CLIENTS = 30  # clients up to which the table is unfolded at once
 MAX_LISTED_CLIENTS = 200  # clients of the table; of more, those that gain least and most
@@ -121,7 +122,7 @@ def gains_sentence(groups: Sequence[RunGroup], display: MetricDisplay) -> str:
     mean = f"{fmean(client.personal for client in clients):.{_digits(display)}f}{unit}"
     metric = display.label.partition(",")[0]
     if len(groups) > 1:
-        sentence = f"{group.label} has the best personal models (mean {metric} {mean})"
+        sentence = _best_words(group, groups, display, f"mean {metric} {mean}")
     else:
         sentence = f"Personal models of {group.label} reach a mean {metric} of {mean}"
     has_global = any(summary.global_ for summary in group.summaries)
@@ -137,6 +138,46 @@ def gains_sentence(groups: Sequence[RunGroup], display: MetricDisplay) -> str:
         sentence += f": {known}"
     seeds = f" Means over {len(group.runs)} seeds." if len(group.runs) > 1 else ""
     return f"{sentence}.{seeds}"
+
+
+def _best_words(
+    best: RunGroup, groups: Sequence[RunGroup], display: MetricDisplay, score: str
+) -> str:
+    """Name the best method, or say that it ties with others: a tie has no winner.
+
+    Args:
+        best: Method with the best mean.
+        groups: All methods.
+        display: How scores are scaled.
+        score: Its score in words.
+    """
+    means = {group.label: _means_by_seed(group) for group in groups}
+    num_seeds = len(means[best.label])
+    if num_seeds < 2:
+        rank = "highest" if display.higher_is_better else "lowest"
+        return (
+            f"{best.label} has the {rank} personal scores ({score}), of one seed: maybe by chance"
+        )
+    ties = []
+    for label, values in means.items():
+        if label == best.label or len(values) != num_seeds:
+            continue
+        found = paired_difference(values, means[best.label], display.higher_is_better)
+        if found is not None and found.verdict == "tie":
+            ties.append(label)
+    if not ties:
+        return f"{best.label} has the best personal models ({score})"
+    return f"{', '.join([best.label, *ties])} tie over seeds; {best.label} has {score}"
+
+
+def _means_by_seed(group: RunGroup) -> list[float]:
+    """Return the mean over clients with each seed."""
+    found = []
+    for run in group.runs:
+        known = [score for score in run.personal_scores if math.isfinite(score)]
+        if known:
+            found.append(fmean(known))
+    return found
 
 
 def _gains(
@@ -202,7 +243,8 @@ def gains_table(groups: Sequence[RunGroup], display: MetricDisplay) -> Details |
     ]
     head = [TableColumn("client")]
     head += [TableColumn(title, display.higher_is_better) for title, _, _ in columns]
-    summary = f"Clients of {group.label} by name{selection}, means over seeds"
+    over_seeds = ", means over seeds" if len(group.runs) > 1 else ""
+    summary = f"Clients of {group.label} by name{selection}{over_seeds}"
     return Details(summary, [Table(head, rows)], is_open=len(clients) <= MAX_OPEN_CLIENTS)
 
 
@@ -213,4 +255,6 @@ def _cell(value: float | None, sign: str, display: MetricDisplay) -> TableCell:
 
 
 def _digits(display: MetricDisplay) -> int:
-    return 1 if display.is_percent else 4
+    if display.is_percent:
+        return 1
+    return 3 if math.isfinite(display.bounds[1]) else 4

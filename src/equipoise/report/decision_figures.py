@@ -37,6 +37,7 @@ GRID_TITLES = {
     "multiplier": "Price of energy (multiplier of the budget)",
 }
 GIVEN_BLOCK = "Who was given the {} (share of rounds)"
+MIN_FILLED_ROUNDS = 0.1  # share of the rounds that must have an entry to be worth a heatmap
 LOG_SCALE_NAMES = ("lr",)
 RESOURCE_NAMES = ("gradients", "joules", "excess", "multiplier")  # spent rather than decided
 
@@ -48,6 +49,7 @@ class ClientRoundGrid:
     """Means of one quantity over cells of some clients by some rounds."""
 
     def __init__(self, num_clients: int, num_rounds: int) -> None:
+        """Create an empty grid of clients and rounds."""
         self.num_clients = num_clients
         self.num_rounds = num_rounds
         shape = (min(num_clients, MAX_GRID_CLIENTS), min(num_rounds, MAX_GRID_ROUNDS))
@@ -130,10 +132,12 @@ def decision_heatmap(name: str, grid: ClientRoundGrid) -> tuple[str, Figure, str
         grid: Its means.
 
     Returns:
-        Title, figure and caption; None if all entries are equal.
+        Title, figure and caption; None if all entries are equal, or nearly all are missing.
     """
     mean = grid.mean()
     if not np.isfinite(mean).any() or np.nanmin(mean) == np.nanmax(mean):
+        return None
+    if np.isfinite(mean).any(0).mean() < MIN_FILLED_ROUNDS:
         return None
     num_rows, num_columns = mean.shape
     is_log = name in LOG_SCALE_NAMES

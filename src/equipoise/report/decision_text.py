@@ -9,7 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from equipoise.records.client_table import spreadsheet_cell
 from equipoise.records.decision import Candidate, Decision, SiteDecision
+from equipoise.report.blocks import Block, Heading, Notes, Table, TableCell, TableColumn
 from equipoise.report.terminal import fit_table
 from equipoise.utils import io as files
 from equipoise.utils.metrics import format_score
@@ -91,7 +93,7 @@ def site_titles(decision: Decision) -> list[str]:
     return [
         "site",
         *(["trained on"] if has_training else []),
-        "rows",
+        "tested on",
         *kinds,
         "gain over own",
         "verdict",
@@ -113,8 +115,45 @@ def site_cells(decision: Decision, site: SiteDecision) -> list[str]:
             cells.append(estimate.score_text(decision.metric))
         else:
             cells.append(format_score(decision.metric, estimate.value))
-    gain = "" if site.model == "local" else site.gain.difference_text(decision.metric)
+    gain = site.gain.difference_text(decision.metric)
     return [*cells, gain, site.verdict, KIND_TITLES[site.model]]
+
+
+def decision_blocks(decision: Decision) -> list[Block]:
+    """Make the first screen of a report: candidates, sites and notes."""
+    candidates = [
+        [
+            TableCell(text, value)
+            for text, value in zip(
+                candidate_cells(decision, one),
+                (None, one.weighted.value, one.unweighted.value, None, None),
+                strict=True,
+            )
+        ]
+        for one in decision.candidates
+    ]
+    higher = decision.higher_is_better
+    titles = [TableColumn(title, higher) for title in candidate_titles(decision)]
+    sites = [
+        [TableCell(text, _cell_number(text)) for text in site_cells(decision, site)]
+        for site in decision.sites
+    ]
+    site_head = [TableColumn(title, higher) for title in site_titles(decision)]
+    return [
+        Table(titles, candidates),
+        Heading("Sites"),
+        Table(site_head, sites),
+        Notes(decision.notes),
+    ]
+
+
+def _cell_number(text: str) -> float | None:
+    """Return the number that a cell begins with, by which it is sorted."""
+    first = text.partition(" ")[0].replace(",", "")
+    try:
+        return float(first)
+    except ValueError:
+        return None
 
 
 def write_sites_csv(decision: Decision, path: Path) -> None:
@@ -139,5 +178,7 @@ def write_sites_csv(decision: Decision, path: Path) -> None:
             for number in ((one.value, one.low, one.high) if one else (None, None, None))
         ]
         cells = ["" if number is None else f"{number:.6g}" for number in numbers]
-        writer.writerow([site.name, site.test_rows, *cells, site.verdict, site.model])
+        writer.writerow(
+            [spreadsheet_cell(site.name), site.test_rows, *cells, site.verdict, site.model]
+        )
     files.write_text(path, text.getvalue())

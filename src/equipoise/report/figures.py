@@ -44,6 +44,7 @@ class MetricDisplay:
     """How a metric is drawn: accuracies in per cent, errors on a logarithmic axis."""
 
     def __init__(self, metric: str) -> None:
+        """Choose scale, label and range of a metric."""
         info = metric_info(metric)
         self.metric = metric
         self.is_percent = metric == "acc"
@@ -67,8 +68,8 @@ def color(index: int) -> str:
 
 
 def dash(index: int) -> str:
-    """Return the dash style of a line: solid until all colours are in use."""
-    return DASHES[index // len(PALETTE) % len(DASHES)]
+    """Return the dash style of a line. Neighbours differ, so that equal lines are both seen."""
+    return DASHES[index % len(DASHES)]
 
 
 def symbol(index: int) -> str:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise import __version__
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.methods import find_method
-from equipoise.records.manifest import CheckedFile
+from equipoise.records import codec
+from equipoise.records.decision import Decision
+from equipoise.records.manifest import CheckedFile, CheckedFolder
 from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.report.client_gains import gains_sentence
+from equipoise.report.decision_text import decision_blocks
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import Config, RunGroup, explain_damaged_files, load_groups
 from equipoise.report.sections import report_sections
@@ -46,7 +49,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     """
     with explain_damaged_files(paths[0]):
         groups = load_groups(paths)
-        page = render_report(groups, _command(paths, groups))
+        page = render_report(groups, _command(paths, groups), _decision(paths))
     io.write_text(out, page)
     return out
 
@@ -62,7 +65,9 @@ def try_write_report(path: Path) -> str:
     """
     out = Folder(path).report
     try:
-        if not _is_newer(out, [Folder(path).summary, ComparisonFolder(path).comparison]):
+        if not _is_newer(
+            out, [Folder(path).summary, ComparisonFolder(path).comparison, Folder(path).decision]
+        ):
             write_report([path], out)
         return f"report: {out}"
     except UsageError as error:
@@ -70,6 +75,14 @@ def try_write_report(path: Path) -> str:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return f"no report: drawing it failed ({reason}); try again: equipoise report {path}"
+
+
+def _decision(paths: Sequence[Path]) -> Decision | None:
+    """Read the decision of a run or a comparison; there is none for several folders."""
+    file = CheckedFolder(paths[0]).decision
+    if len(paths) > 1 or not file.exists():
+        return None
+    return codec.loads(Decision, file.read_text(), file)
 
 
 def _is_newer(report: Path, results: Sequence[CheckedFile]) -> bool:
@@ -141,12 +154,18 @@ def plotly_script() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
-def render_report(groups: Sequence[RunGroup], command: str) -> str:
+def render_report(
+    groups: Sequence[RunGroup], command: str, decision: Decision | None = None
+) -> str:
     """Render the report of some groups of runs.
+
+    With a decision, the first screen is for whoever decides: verdict, candidates and sites. The
+    rest is folded, and is not printed.
 
     Args:
         groups: Runs to show; several groups are compared.
         command: Command that repeats them.
+        decision: The verdict, if the clients have names and were tested on the same rows.
 
     Returns:
         The page.
@@ -157,7 +176,8 @@ def render_report(groups: Sequence[RunGroup], command: str) -> str:
     return template.render(
         title=_title(groups),
         subtitle=_subtitle(groups),
-        verdict=gains_sentence(groups, display),
+        verdict=decision.headline if decision else gains_sentence(groups, display),
+        first_screen=decision_blocks(decision) if decision else [],
         sections=sections,
         figures=figures,
         plotly_script=plotly_script(),

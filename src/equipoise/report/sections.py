@@ -103,32 +103,52 @@ def _result_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     columns = tables.summary_columns(first_summary, with_clock=_uses_clock(groups))
     notes = [Paragraph(note) for note in tables.undefined_notes(by_method, columns)]
     if len(groups) == 1:
-        return [_tiles(groups[0], columns), *notes]
+        main, rest = _tiles(groups[0], columns)
+        return [main, *notes, Details("More figures of this run", [rest])]
     about = (
         "Mean ± standard deviation over seeds; the best of each column is bold. "
         "Press a title to sort."
     )
+    titles = _main_titles(columns)
+    few = [c for c in columns if c.title in titles or c.title.startswith("steps")]
     return [
         Paragraph(about, is_faint=True),
-        _result_table(by_method, columns),
+        _result_table(by_method, few),
+        Details("All figures", [_result_table(by_method, columns)]),
         *notes,
         *_paired_blocks(by_method, columns),
     ]
 
 
-def _tiles(group: RunGroup, columns: Sequence[tables.Column]) -> Tiles:
-    """Show the main numbers of one method at a glance."""
+def _tiles(group: RunGroup, columns: Sequence[tables.Column]) -> tuple[Tiles, Tiles]:
+    """Show the scores of one method at a glance, and all other figures for those who unfold."""
     summary = group.summaries[0]
     cells = tables.summary_rows({"": group.summaries}, columns)[""]
-    tiles = [(cell.column.title, str(cell)) for cell in cells if cell.mean is not None]
+    known = [cell for cell in cells if cell.mean is not None]
+    main = [
+        (cell.column.title, str(cell))
+        for cell in known
+        if cell.column.title in _main_titles(columns)
+    ]
     stopped = f" ({summary.stopped})" if summary.stopped else ""
-    tiles.append(("rounds", f"{summary.rounds}{stopped}"))
+    main.append(("rounds", f"{summary.rounds}{stopped}"))
+    shown = {title for title, _ in main}
+    rest = [(cell.column.title, str(cell)) for cell in known if cell.column.title not in shown]
     if summary.best_round:
-        tiles.append(("best round by validation", str(summary.best_round)))
-    tiles.append(("dropped updates", str(summary.dropped_updates)))
+        rest.append(("best round by validation", str(summary.best_round)))
+    rest.append(("dropped updates", str(summary.dropped_updates)))
     if summary.about.executor:
-        tiles.append(("executor", summary.about.executor))
-    return Tiles(tiles)
+        rest.append(("executor", summary.about.executor))
+    return Tiles(main), Tiles(rest)
+
+
+def _main_titles(columns: Sequence[tables.Column]) -> list[str]:
+    """Return the titles of the columns that everybody reads: scores before training details."""
+    return [
+        column.title
+        for column in columns
+        if column.is_main_score or column.title.startswith(("global on", "worst decile"))
+    ]
 
 
 def _result_table(by_method: tables.SummariesByMethod, columns: Sequence[tables.Column]) -> Table:
@@ -233,9 +253,11 @@ def _client_blocks(
         f"{side} the line a client gained; one seed.",
     )
     partition = client_figures.label_partition(groups)
-    shown += plots.add("Partition", partition, "Share of each class in a client's training data.")
+    shown += plots.add(
+        "Classes of each client", partition, "Share of each class in a client's training data."
+    )
     sizes = client_figures.client_sizes(groups)
-    shown += plots.add("Sizes", sizes, "Training samples of each client that took part.")
+    shown += plots.add("Training samples of each client", sizes, "Of those that took part.")
     heldout = client_figures.heldout_clients(groups, display)
     shown += plots.add("Newcomers", heldout, "Clients that training never saw.")
     blocks: list[Block] = [gains] if gains else []

@@ -14,6 +14,7 @@ T_QUANTILES = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 NORMAL_QUANTILE = 1.96
+MIN_INTERVAL_SEEDS = 5  # seeds from which a plot shows an interval instead of their range
 UNBOUNDED = (-math.inf, math.inf)
 
 Point = tuple[float, float]
@@ -52,14 +53,14 @@ def confidence_band(
 ) -> tuple[float, float]:
     """Return the ends of the band that a plot draws around the mean over seeds.
 
-    The band is the 95 % t-interval of the mean, clipped to the range of the metric. Two seeds say
-    nothing about the interval, so their band is their range.
+    The band is the 95 % t-interval of the mean, clipped to the range of the metric. Of fewer than
+    five seeds it would be so wide that it flattens all lines, so their band is their range.
 
     Args:
         values: One value per seed.
         bounds: Smallest and largest possible value of the metric.
     """
-    if len(values) < 3:
+    if len(values) < MIN_INTERVAL_SEEDS:
         return min(values), max(values)
     mean = fmean(values)
     half = interval_half_width(values)

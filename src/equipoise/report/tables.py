@@ -16,9 +16,13 @@ from equipoise.records.scores import NOTHING, Scores
 from equipoise.records.summary import Summary
 from equipoise.report.run_data import main_metric
 from equipoise.report.statistics import PairedDifference, compare_to_best
-from equipoise.utils.metrics import higher_is_better, metric_info
+from equipoise.utils.metrics import higher_is_better, metric_info, score_digits
 
-MAIN_SCORES = ("global", "personal")  # scores whose differences are compared seed by seed
+GLOBAL = "global"
+PERSONAL = "personal"
+BASELINE_LABELS = {"local": "(each site alone)", "constant": "(a constant)"}
+"""Rows of the table that are no methods."""
+MAIN_SCORES = (GLOBAL, PERSONAL)  # scores whose differences are compared seed by seed
 TARGET_SHARES = (0.9, 0.95)  # of the reference method's best score
 COSTS: dict[str, Callable[[Spending], float]] = {
     "seconds": lambda spending: spending.seconds,
@@ -75,10 +79,12 @@ class Cell:
         return stdev(self.values) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
+        """Return mean and standard deviation as text."""
         if self.mean is None:
             return "—"
-        text = f"{self.mean:.{self.column.digits}f}"
-        return f"{text} ± {self.std:.{self.column.digits}f}" if self.std else text
+        digits = self.column.digits
+        text = f"{self.mean:,.{digits}f}"
+        return f"{text} ± {self.std:,.{digits}f}" if self.std else text
 
 
 Rows = dict[str, list[Cell]]
@@ -99,19 +105,29 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     higher = higher_is_better(metric)
     is_percent = metric == "acc"
     unit = "%" if is_percent else metric
+    size = summary.personal.get(metric) or summary.trained.get(metric) or 0.0
+    is_small = metric_info(metric).highest == 1 or size < 1
+    digits = 4 if is_small else score_digits(metric, size)
 
-    def score_column(
-        title: str, get: Callable[[Summary], Scores], name: str = "", key: str = metric
+    def value_column(
+        title: str,
+        get: Callable[[Summary], float | None],
+        name: str = "",
+        on_screen: bool = True,
     ) -> Column:
         return Column(
             f"{title} {unit}",
-            lambda summary: get(summary).get(key),
+            get,
             scale=100.0 if is_percent else 1.0,
-            digits=2 if is_percent else 4,
+            digits=2 if is_percent else digits,
+            on_screen=on_screen,
             higher_is_better=higher,
             score=name,
             metric=metric if name else "",
         )
+
+    def score_column(title: str, get: Callable[[Summary], Scores], name: str = "") -> Column:
+        return value_column(title, lambda summary: get(summary).get(metric), name)
 
     def cost_column(
         title: str,
@@ -130,8 +146,13 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
         columns.append(
             score_column("fine-tuned", lambda s: s.finetuned.scores if s.finetuned else NOTHING)
         )
+    if PERSONAL in summary.same_rows:
+        columns += [
+            value_column("global on clients' rows,", _same_rows(GLOBAL, "mean")),
+            value_column("personal, each row alike,", _same_rows(PERSONAL, "weighted"), "", False),
+        ]
     columns += [
-        score_column(f"{'worst' if higher else 'best'} decile", lambda s: s.personal, key="p10"),
+        value_column("worst decile", _worst_decile),
         score_column("trained", lambda s: s.trained, "trained"),
         score_column("received", lambda s: s.received, "received"),
     ]
@@ -155,6 +176,22 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     return columns
 
 
+def _same_rows(model: str, name: str) -> Callable[[Summary], float | None]:
+    """Return a getter for a score on the clients' own test rows."""
+
+    def get(summary: Summary) -> float | None:
+        found = summary.same_rows.get(model)
+        return None if found is None else getattr(found, name)
+
+    return get
+
+
+def _worst_decile(summary: Summary) -> float | None:
+    """Return the score that nine of ten personal models reach."""
+    found = summary.same_rows.get(PERSONAL)
+    return found.worst_decile if found else summary.personal.get("p10")
+
+
 def _newcomer_scores(epochs: int) -> Callable[[Summary], Scores]:
     """Return a getter for held-out clients' scores after some epochs of their own."""
 
@@ -173,10 +210,29 @@ def summary_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Row
         values = [column.get(summary) for summary in summaries]
         return Cell(tuple(column.scale * value for value in values if value is not None), column)
 
-    return {
+    rows = {
         method: [cell(summaries, column) for column in columns]
         for method, summaries in by_method.items()
     }
+    return {**rows, **_baseline_rows(by_method, columns)}
+
+
+def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Rows:
+    """Make rows for a constant and for each site's own model, on the rows of personal models."""
+    rows: Rows = {}
+    for model, label in BASELINE_LABELS.items():
+        if model in by_method:  # the method of this name has a row of its own
+            continue
+        known = [found for found in by_method.values() if all(model in s.same_rows for s in found)]
+        if not known:
+            continue
+        cells = []
+        for column in columns:
+            values = [s.same_rows[model].mean for s in known[0] if column.score == "personal"]
+            scaled = tuple(column.scale * value for value in values if value is not None)
+            cells.append(Cell(scaled, column))
+        rows[label] = cells
+    return rows
 
 
 def scores_over_seeds(by_method: SummariesByMethod, column: Column) -> dict[str, list[float]]:

@@ -215,6 +215,7 @@ class ProgressDisplay:
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
+        """Show the progress bar."""
         if not self.quiet and self.console.is_terminal:
             self._bar = Progress(*_progress_columns(), console=self.console)
             self._bar.start()
@@ -224,6 +225,7 @@ class ProgressDisplay:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Remove the progress bar."""
         if self._bar:
             self._bar.stop()
 

@@ -31,6 +31,7 @@ class RunFollower:
     """The rounds of a run that may still go on, read from where the last poll ended."""
 
     def __init__(self, path: Path) -> None:
+        """Open the folder of a run."""
         self.folder = Folder(path)
         self.config = self.folder.read_config()
         self._log = self.folder.follow()

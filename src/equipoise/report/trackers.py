@@ -100,6 +100,7 @@ class TensorBoardTracker:
     """Event files in the run folder: ``tensorboard --logdir runs`` shows all runs below it."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
+        """Start a run of the tracker, or go on with a known one."""
         self.id = "tensorboard"
         writer = _import("torch.utils.tensorboard.writer")
         self._writer = writer.SummaryWriter(str(out / "tensorboard"))
@@ -122,6 +123,7 @@ class MLflowTracker:
     """A run in the store of MLFLOW_TRACKING_URI, or else in ``mlflow.db`` of the current folder."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
+        """Start a run of the tracker, or go on with a known one."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # A server that is away must not hold up rounds.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -167,6 +169,7 @@ class WandbTracker:
     """An offline run in the run folder, for ``wandb sync``; WANDB_MODE=online sends it at once."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
+        """Start a run of the tracker, or go on with a known one."""
         mode = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing leaves the machine
@@ -265,6 +268,7 @@ class RunTrackers:
         self._has_started = False
 
     def __enter__(self) -> Self:
+        """Return the tracker."""
         return self
 
     def __call__(self, record: RoundRecord) -> None:
@@ -274,6 +278,7 @@ class RunTrackers:
         self._write(record)
 
     def __exit__(self, *error: object) -> None:
+        """Send the summary if the run is finished, and close the tracker."""
         finished = self._folder.summary.exists()
         if not self._has_started and finished:
             self._start(self._folder.records())

@@ -1,0 +1,1 @@
+"""Agents that decide in methods: DDPG, DQN and their replay buffer."""

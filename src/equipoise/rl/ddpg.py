@@ -14,10 +14,10 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.utils import _pytree as pytree
 
 from equipoise.core import Params
 from equipoise.rl.nn import DTYPE, Shapes, adam, init_weights, num_params, unflatten
+from equipoise.utils.pytree import map_leaves
 
 MIN_STD = 1e-6
 """Inputs with a smaller standard deviation are centred, but not scaled."""
@@ -254,7 +254,7 @@ def learn(config: Config, agent: AgentState, u: Tensor) -> AgentState:
     unchanged = ("buffer", "num_stored", "num_actions", "noise")
     new = {name: value for name, value in learned.items() if name not in unchanged}
     old = {name: value for name, value in agent.items() if name not in unchanged}
-    selected = pytree.tree_map(lambda a, b: torch.where(is_ready, a, b), new, old)
+    selected = map_leaves(lambda a, b: torch.where(is_ready, a, b), new, old)
     return cast(AgentState, {**agent, **selected})
 
 

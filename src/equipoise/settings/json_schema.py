@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.methods import all_methods, find_method
 from equipoise.settings.option_registry import Option, of_config, options
 from equipoise.tasks import all_tasks, find_task

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.config.schedules import Scheduled
-from equipoise.config.schema import Options, option
+from equipoise.config.schema import Options, Scheduled, option
 from equipoise.simulation.executor_selection import EXECUTORS
 
 

@@ -15,8 +15,7 @@ from equipoise.client_selection import recorded_name as selection_name
 from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import DevicePopulation
-from equipoise.config.parsing import from_config_value, to_config_value
-from equipoise.config.schedules import Schedule
+from equipoise.config.schema import Schedule, from_config_value, to_config_value
 from equipoise.core import Method, Options, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.core import ClientResult, ClientUpdate, Method, Server
 from equipoise.core.report_validation import MIN_COHORT, trimmed_max, validate_reports
 from equipoise.utils.errors import UsageError
-from equipoise.utils.pytree import Params, State, index, leaves
+from equipoise.utils.pytree import Params, State, index, leaves, named_leaves
 
 if TYPE_CHECKING:
     from equipoise.simulation.executors import CohortResults
@@ -333,8 +332,8 @@ def _state_is_finite(before: State, after: State) -> bool:
     """
     if not after:
         return True
-    known = dict(pytree.tree_flatten_with_path(before)[0])
-    for path, value in pytree.tree_flatten_with_path(after)[0]:
+    known = named_leaves(before)
+    for path, value in named_leaves(after).items():
         if value.is_floating_point() and not bool(torch.isfinite(value.sum())):
             old = known.get(path)
             meant = (

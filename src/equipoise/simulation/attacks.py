@@ -87,10 +87,19 @@ class AttackedExecutor(Executor):
     """Another executor, some of whose clients lie. Their own models and scores stay honest."""
 
     def __init__(self, inner: Executor, attack: str, share: float) -> None:
+        """Attack the replies that an executor computes.
+
+        Args:
+            inner: Executor of the clients.
+            attack: Name of the attack.
+            share: Share of hostile clients.
+        """
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
-        self.inner, self.attack = inner, attack
+        self.inner = inner
+        self.attack = attack
         self.hostile = hostile_clients(inner.seed, inner.task.info.num_clients, share)
-        self.min_replies, self.keeps_models = inner.min_replies, inner.keeps_models
+        self.min_replies = inner.min_replies
+        self.keeps_models = inner.keeps_models
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
         """Return the initial states of the inner executor."""

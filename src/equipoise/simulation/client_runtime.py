@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,9 +28,14 @@ from equipoise.core import (
     Task,
     TrainingConfig,
 )
-from equipoise.simulation import vmap_primitives
+from equipoise.utils import pytree, torch_internals
 from equipoise.utils import rng as random
 from equipoise.utils import rng as streams
+
+A = TypeVar("A")
+R = TypeVar("R")
+Axes = int | None | object
+"""Of an argument: 0 if it is a stack, None if all clients share it, or a tree of these."""
 
 
 class ClientRuntime(Client):
@@ -44,13 +51,26 @@ class ClientRuntime(Client):
         message: ServerMessage,
         client_state: ClientState,
     ) -> None:
-        self.id, self.round, self.num_rounds = id, rng.round, rounds
-        self.task, self.training, self._when = task, training, rng
-        self.message, self.local_params, self.state = (
-            message,
-            client_state.local_params,
-            client_state.state,
-        )
+        """Create the client.
+
+        Args:
+            task: Task of the run.
+            training: Settings of local training in this round.
+            rng: Seed and round.
+            rounds: Number of rounds of the run.
+            id: Client number, a scalar tensor.
+            message: What the server sent.
+            client_state: What the client keeps between rounds.
+        """
+        self.id = id
+        self.round = rng.round
+        self.num_rounds = rounds
+        self.task = task
+        self.training = training
+        self._when = rng
+        self.message = message
+        self.local_params = client_state.local_params
+        self.state = client_state.state
         # Shared with what `within` gives: a client has one source of data.
         self._sources: dict[str, State] = {"now": client_state.data_state}
         self._taken = [torch.zeros_like(id)]
@@ -107,6 +127,7 @@ class ClientRuntime(Client):
     def fit_with_moving_anchor(
         self, params: Params, proximal: ProximalTerm, **options: Any
     ) -> tuple[Params, Params]:
+        """Train as `Client.fit_with_moving_anchor` says."""
         hparams = options.pop("hparams", None) or self.hparams
         blocks = options.pop("blocks", None)
         aux = options.pop("aux", {})
@@ -120,7 +141,8 @@ class ClientRuntime(Client):
         blocks: tuple[str, ...] | None,
         training: TrainingConfig | None = None,
     ) -> tuple[Params, Params]:
-        task, when = self.task, replace(self._when, training=training or self.training)
+        task = self.task
+        when = replace(self._when, training=training or self.training)
         dtype = next(iter(fit.params.values())).dtype
         pull = fit.proximal
         if pull is not None:
@@ -139,7 +161,7 @@ class ClientRuntime(Client):
                 * request.steps_per_batch
             )
 
-        params, anchor, self._sources["now"], taken = vmap_primitives.call(
+        params, anchor, self._sources["now"], taken = call_mapped(
             lambda call: (*task.fit(*call, when), steps(*call[:2])),
             lambda call: (*task.fit_stack(*call, when), steps(*call[:2])),
             (self.id, fit, self.data_state),
@@ -150,7 +172,7 @@ class ClientRuntime(Client):
     def evaluate(self, params: Params, split: str = "val") -> Params:
         """Return the scores of a model on a split of the client's data."""
         task = self.task
-        return vmap_primitives.call(
+        return call_mapped(
             lambda call: task.evaluate(*call, split),
             lambda call: task.evaluate_stack(*call, split),
             (self.id, params),
@@ -158,8 +180,9 @@ class ClientRuntime(Client):
 
     def grad_sq_norm(self, params: Params) -> Tensor:
         """Return the squared norm of the gradient on the training data."""
-        task, when = self.task, self._when
-        return vmap_primitives.call(
+        task = self.task
+        when = self._when
+        return call_mapped(
             lambda call: task.grad_sq_norm(*call, when),
             lambda call: task.grad_sq_norm_stack(*call, when),
             (self.id, params),
@@ -168,7 +191,7 @@ class ClientRuntime(Client):
     def evaluate_heads(self, params: Params, heads: Params, split: str = "val") -> Params:
         """Return the scores of several heads on one body."""
         task = self.task
-        return vmap_primitives.call(
+        return call_mapped(
             lambda call: task.evaluate_heads(*call, split),
             lambda call: task.evaluate_heads_stack(*call, split),
             (self.id, params, heads),
@@ -176,14 +199,15 @@ class ClientRuntime(Client):
 
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
         """Draw uniform numbers from the client's own random stream."""
-        when, count = self._when, int(torch.Size(shape).numel())
+        when = self._when
+        count = int(torch.Size(shape).numel())
         number = stream if isinstance(stream, streams.Stream) else streams.METHOD_DRAWS[stream]
 
         def draw(ids: Tensor) -> Tensor:
             key = random.keys(when.seed, ids.reshape(-1).numpy(), when.round, number)
             return torch.from_numpy(random.uniform(key, count)).reshape(*ids.shape, *shape)
 
-        return vmap_primitives.call(draw, draw, self.id)
+        return call_mapped(draw, draw, self.id)
 
     def num_steps(
         self, hparams: LocalHParams, data_range: tuple[float, float] = (0.0, 1.0)
@@ -193,7 +217,7 @@ class ClientRuntime(Client):
         def count(call: tuple[Tensor, Tensor]) -> Tensor:
             return self.task.num_steps(*call, self.training, data_range)
 
-        return vmap_primitives.call(count, count, (self.id, hparams.epochs))
+        return call_mapped(count, count, (self.id, hparams.epochs))
 
     def label_counts(self) -> Tensor:
         """Return the number of training examples of each class."""
@@ -203,7 +227,7 @@ class ClientRuntime(Client):
         def count(ids: Tensor) -> Tensor:
             return task.label_counts(ids.reshape(-1)).reshape(*ids.shape, -1)
 
-        return vmap_primitives.call(count, count, self.id)
+        return call_mapped(count, count, self.id)
 
     def device(self) -> DeviceProfile:
         """Return the typical speed and bandwidth of the client's device."""
@@ -215,7 +239,7 @@ class ClientRuntime(Client):
                 name: torch.from_numpy(getattr(usual, name)).reshape(ids.shape) for name in names
             }
 
-        return DeviceProfile(**vmap_primitives.call(look, look, self.id))
+        return DeviceProfile(**call_mapped(look, look, self.id))
 
     def any_client(self, condition: Tensor) -> bool:
         """Return whether the condition holds for any client of the stack."""
@@ -225,7 +249,7 @@ class ClientRuntime(Client):
             seen.append(bool(condition.any()))
             return condition
 
-        vmap_primitives.call(look, look, condition)
+        call_mapped(look, look, condition)
         return seen[0]
 
 
@@ -236,7 +260,8 @@ def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) 
     c.trained, c.state = method.train(c)
     up, c.state = method.upload(c)
     # The personal model must not move the client's data source, so that is taken before it.
-    held, steps = ClientState(c.trained, c.state, c.data_state), c.steps_taken
+    held = ClientState(c.trained, c.state, c.data_state)
+    steps = c.steps_taken
     personal = method.personal_model(c)
     named = {"received": c.start, "trained": c.trained}
     if personal is not c.trained:
@@ -248,3 +273,169 @@ def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) 
     return ClientResult(
         up, held, LocalHParams(c.hparams.epochs, c.hparams.lr), steps, scores, c.logged
     )
+
+
+# --- client code over many clients ---------------------------------------------------------------
+# Client code is written for one client and mapped over a stack. What it calls on its own data has a
+# rule of its own for the map (`call_mapped`): when the code of one client reaches it, the whole
+# stack is handed to the batched version of the task. There are two maps with the same bits: a fast
+# one by private functions of torch, and `torch.func.vmap` for versions of torch that are not known
+# (see `utils/torch_internals.py`).
+
+
+class _Mapped(torch.autograd.Function):
+    """A primitive under `torch.func.vmap`."""
+
+    @staticmethod
+    def forward(call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return call.run(call.one, tensors)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], call: _Call, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        stacked = tuple(
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
+        )
+        out = call.run(call.stack, stacked)
+        return out, (0,) * len(out)
+
+
+class _Call:
+    """One call of a primitive; remembers the structure of its arguments and of its result."""
+
+    def __init__(
+        self, one: Callable[[A], object], stack: Callable[[A], object], arguments: A
+    ) -> None:
+        self.one = one
+        self.stack = stack
+        self.arguments = arguments
+        self.result: object = None
+
+    def run(self, body: Callable[[A], object], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self.result = body(pytree.with_leaves(self.arguments, tensors))  # type: ignore[arg-type]
+        # An output that is also an input would confuse autograd's bookkeeping: hand out an alias.
+        return tuple(value.view_as(value) for value in pytree.leaves(self.result))
+
+
+class _Map(threading.local):
+    """The active map over clients in this thread: its vmap level and number of clients."""
+
+    level: int | None = None
+    clients = 0
+
+
+_MAP = _Map()
+
+
+def over_clients(
+    body: Callable[..., R], axes: tuple[Axes, ...], arguments: tuple[object, ...], clients: int
+) -> R:
+    """Map a client's code over clients.
+
+    Args:
+        body: Code of one client.
+        axes: For each argument 0, None or a tree of these.
+        arguments: Trees of tensors.
+        clients: Number of clients K.
+
+    Returns:
+        The results, with a leading axis `[K, ...]`.
+    """
+    if not torch_internals.has_vmap_levels():
+        return _public_map(body, axes, arguments)
+    level = torch_internals.enter_vmap(clients)
+    before = (_MAP.level, _MAP.clients)
+    _MAP.level = level
+    _MAP.clients = clients
+    try:
+        batched = [
+            _batched(argument, axis, level) for argument, axis in zip(arguments, axes, strict=True)
+        ]
+        return _stacks(body(*batched), level, clients)
+    finally:
+        _MAP.level = before[0]
+        _MAP.clients = before[1]
+        torch_internals.leave_vmap()
+
+
+def _public_map(body: Callable[..., R], axes: tuple[Axes, ...], arguments: tuple[object, ...]) -> R:
+    """Map by `torch.func.vmap` over flat tensors, because it does not know our messages."""
+    tensors = pytree.leaves(arguments)
+    in_dims = [
+        dim
+        for argument, axis in zip(arguments, axes, strict=True)
+        for dim in _leaf_axes(argument, axis)
+    ]
+    results: list[R] = []
+
+    def flat(*values: Tensor) -> tuple[Tensor, ...]:
+        results.append(body(*pytree.with_leaves(arguments, values)))
+        return tuple(pytree.leaves(results[0]))
+
+    stacks = torch.func.vmap(flat, in_dims=tuple(in_dims))(*tensors)
+    return pytree.with_leaves(results[0], stacks)
+
+
+def _leaf_axes(tree: object, axis: Axes) -> list[int | None]:
+    """Return the axis of each leaf."""
+    if axis is None or isinstance(axis, int):
+        return [axis] * len(pytree.leaves(tree))
+    axes: list[int | None] = []
+    pytree.map_leaves(lambda _, one: axes.append(one), tree, axis)
+    return axes
+
+
+def _batched(tree: Any, axis: Axes, level: int) -> Any:
+    """Return stacks as the values of one client."""
+    if axis is None:
+        return tree
+    if isinstance(axis, int):
+        return pytree.map_leaves(lambda value: torch_internals.add_batch_dim(value, level), tree)
+    return pytree.map_leaves(
+        lambda value, one: value if one is None else torch_internals.add_batch_dim(value, level),
+        tree,
+        axis,
+    )
+
+
+def _stacks(tree: R, level: int, clients: int) -> R:
+    """Return the values of one client as stacks."""
+    stacks: R = pytree.map_leaves(
+        lambda value: torch_internals.remove_batch_dim(value, level, clients), tree
+    )
+    return stacks
+
+
+def call_mapped(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) -> R:
+    """Call `one(arguments)`, or `stack` on all clients' arguments inside a map over clients.
+
+    Args:
+        one: The primitive for one client.
+        stack: The primitive for a stack of clients.
+        arguments: Trees of tensors: dictionaries, tuples, messages.
+
+    Returns:
+        The result of one client.
+    """
+    level = _MAP.level
+    # Another level means that the method maps or derives by itself.
+    if level is not None and torch_internals.current_level() == level:
+        stacked = _stacks(arguments, level, _MAP.clients)
+        with torch_internals.outside_vmap():
+            _MAP.level = None
+            try:
+                found = stack(stacked)
+            finally:
+                _MAP.level = level
+        batched: R = _batched(found, 0, level)
+        return batched
+    record = _Call(one, stack, arguments)
+    out = _Mapped.apply(record, *pytree.leaves(arguments))  # type: ignore[no-untyped-call]
+    result: R = pytree.with_leaves(record.result, out)  # type: ignore[assignment]
+    return result

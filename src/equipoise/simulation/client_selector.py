@@ -106,11 +106,9 @@ class ClientSelector:
 
     def load(self, state: State) -> None:
         """Restore what `state` returned."""
-        self._policy_state, self._client_facts, self._loss = (
-            state["own"],
-            state["known"],
-            state["loss"],
-        )
+        self._policy_state = state["own"]
+        self._client_facts = state["known"]
+        self._loss = state["loss"]
 
     def _pool(self, ids: Tensor, count: int, round: int) -> Pool:
         """Return what the policy may know of the available clients."""

@@ -89,10 +89,8 @@ class ClientTable:
     def put(self, slots: Tensor, rows: State) -> None:
         """Write rows, which must be others' tensors no longer than until now."""
         if self._aliased:
-            self._memory, self._aliased = (
-                map_leaves(lambda value: value.clone(), self._memory),
-                False,
-            )
+            self._memory = map_leaves(lambda value: value.clone(), self._memory)
+            self._aliased = False
         here = slots < self.num_in_memory
         self._reserve(int(slots[here].max()) + 1 if bool(here.any()) else 0)
         if bool(here.all()):
@@ -108,7 +106,9 @@ class ClientTable:
             len(value) != self.num_in_memory for value in leaves(rows)
         ):
             return False
-        self._memory, self._aliased, self._num_reserved = rows, True, self.num_in_memory
+        self._memory = rows
+        self._aliased = True
+        self._num_reserved = self.num_in_memory
         return True
 
     def fill_missing(self, first: int, last: int) -> None:
@@ -169,7 +169,8 @@ class _ShardFiles:
 
     def _parts(self, records: Tensor) -> list[Tensor]:
         """The bytes of each leaf."""
-        parts, first = [], 0
+        parts = []
+        first = 0
         for size in self._sizes:
             parts.append(records[:, first : first + size])
             first += _aligned(size)
@@ -237,7 +238,8 @@ class ClientStore:
         self, clients: int, fresh: Callable[[Tensor], ClientState], room: MemoryBudget | None = None
     ) -> None:
         """``fresh(ids)`` gives the stacks of clients that were never seen."""
-        self._init_clients, self._budget = fresh, room or MemoryBudget()
+        self._init_clients = fresh
+        self._budget = room or MemoryBudget()
         self._slot = np.full(clients, -1, np.int32)
         self._id: Ints = np.empty(clients, np.int64)
         self._num_seen = 0
@@ -332,11 +334,13 @@ class ClientStore:
 
     def reserve(self, seen: int) -> None:
         """So many clients come back by :meth:`restore`."""
-        self._num_seen, self._tables = seen, {}
+        self._num_seen = seen
+        self._tables = {}
 
     def restore(self, ids: Ints, slots: Ints, trees: State) -> None:
         """Some of the clients of a checkpoint, with the slots that they had."""
-        self._id[slots], self._slot[ids] = ids, slots
+        self._id[slots] = ids
+        self._slot[ids] = slots
         self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
         self._changed[ids] = False
 
@@ -362,7 +366,8 @@ class ClientStore:
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
         """Write the rows for which `keep` holds; a new name is missing (NaN) elsewhere."""
-        where, whole = self._slots_unless_all(ids), bool(keep.all())
+        where = self._slots_unless_all(ids)
+        whole = bool(keep.all())
         self._changed[ids] = True
         for name, tree in trees.items():
             if name not in self._tables:
@@ -373,7 +378,8 @@ class ClientStore:
                 continue
             slots = torch.from_numpy(self.slots(ids))
             if not whole:
-                slots, tree = slots[keep], index(tree, keep)
+                slots = slots[keep]
+                tree = index(tree, keep)
             self._tables[name].put(slots, tree)
 
     def _slots_unless_all(self, ids: Ints) -> Tensor | None:
@@ -387,9 +393,11 @@ class ClientStore:
         new = ids[self._slot[ids] < 0]
         if not len(new):
             return
-        first, self._num_seen = self._num_seen, self._num_seen + len(new)
+        first = self._num_seen
+        self._num_seen = self._num_seen + len(new)
         slots = np.arange(first, self._num_seen)
-        self._slot[new], self._id[slots] = slots, new
+        self._slot[new] = slots
+        self._id[slots] = new
         counts = {
             name: torch.zeros(len(new), dtype=torch.int64) for name in ("rounds", "up", "down")
         }

@@ -65,6 +65,7 @@ class ExecutorPlan:
         return self.executor
 
     def __str__(self) -> str:
+        """Return the plan in words."""
         plural = "s" if self.threads > 1 else ""
         return f"{self.executor}, {self.threads} thread{plural} ({self.why})"
 
@@ -94,7 +95,8 @@ def select_executor(
         ways = _measure(task, training, cohort, cores, allow_processes)
     finally:
         torch.set_num_threads(before)
-    best, plain = min(ways, key=lambda way: ways[way]), ExecutorPlan("loop")
+    best = min(ways, key=lambda way: ways[way])
+    plain = ExecutorPlan("loop")
     if ways[best] > MAX_RELATIVE_TIME * ways[plain]:
         best = plain
     found = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from equipoise.simulation.executor_selection import available_cores
@@ -88,7 +87,8 @@ MESSAGE_TIMEOUT = timedelta(
 )  # longest time between two messages; who dies is noticed at once
 
 
-CPU, GLOO = torch.device("cpu"), "gloo"
+CPU = torch.device("cpu")
+GLOO = "gloo"
 
 
 def backend_of(device: torch.device) -> str:
@@ -104,7 +104,9 @@ class ProcessGroup(ABC):
     """This process among all; number 0 leads."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        """Create the group's view of one process."""
+        self.rank = rank
+        self.size = size
 
     @staticmethod
     def launched() -> tuple[int, int]:
@@ -145,7 +147,7 @@ class TorchrunGroup(ProcessGroup):
         self._wire = CPU if backend == GLOO else device
         meeting, _, _ = next(rendezvous("env://", rank, size))
         # Addresses of processes that died before a restart must not be found again.
-        store: Any = PrefixStore(
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
             f"equipoise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meeting
         )
         store.set_timeout(RENDEZVOUS_TIMEOUT)
@@ -225,7 +227,8 @@ def channels(size: int, context: BaseContext) -> list[Channels]:
     """Of each of so many processes, to be made before they are forked."""
     ends: list[Channels] = [{} for _ in range(size)]
     for one, other in combinations(range(size), 2):
-        sockets, bells = socket.socketpair(), (context.Semaphore(0), context.Semaphore(0))
+        sockets = socket.socketpair()
+        bells = (context.Semaphore(0), context.Semaphore(0))
         for end in sockets:
             for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, side, 6 * MAX_SHORT_BYTES)
@@ -250,7 +253,9 @@ class ForkedGroup(ProcessGroup):
 
     def send(self, to: int, tree: State, crossing: bool = False) -> Future[None] | None:
         """Send a short message at once, and a long one from a thread while this one continues."""
-        body, last, line = pack(tree).numpy().data, self._last.pop(to, None), self._channels[to]
+        body = pack(tree).numpy().data
+        last = self._last.pop(to, None)
+        line = self._channels[to]
         if len(body) > MAX_SHORT_BYTES or (last is not None and not last.done()):
             self._last[to] = self._senders[to].submit(_send_long, line, body)
             return self._last[to]
@@ -271,7 +276,8 @@ class ForkedGroup(ProcessGroup):
 
     def receive(self, sender: int, crossing: bool = False) -> State:
         """Receive the next message of another process."""
-        line, beginning = self._channels[sender], bytearray(LENGTH_HEADER_BYTES)
+        line = self._channels[sender]
+        beginning = bytearray(LENGTH_HEADER_BYTES)
         try:
             self._wait(line)
             _receive_into(line, memoryview(beginning))

@@ -22,7 +22,7 @@ from equipoise.core import (
     ServerMessage,
     State,
 )
-from equipoise.simulation import chunking
+from equipoise.simulation import executors
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
 from equipoise.simulation.client_store import (
     CLIENT_STATE_NAMES,
@@ -54,7 +54,16 @@ class Worker:
         keep_models: bool,
         room: MemoryBudget | None = None,
     ) -> None:
-        self.inner, self.group = inner, group
+        """Create the worker.
+
+        Args:
+            inner: Executor of its clients.
+            group: The processes.
+            keep_models: Whether clients keep their trained models.
+            room: Memory that client state may use.
+        """
+        self.inner = inner
+        self.group = group
         initial = inner.task.init_params(inner.seed)
         self.keeps_local = keeps_local(inner.method, inner.task, keep_models)
         self.store = ClientStore(
@@ -87,9 +96,13 @@ class Worker:
         Uploads stay here if only sums are needed. If the weights are known, the sums are returned.
         """
         self._exchange(call["moves"])
-        ids, down, round = call["ids"], pytree.from_dict(ServerMessage, call["down"]), call["round"]
+        ids = call["ids"]
+        down = pytree.from_dict(ServerMessage, call["down"])
+        round = call["round"]
         self._method = self.inner.method.at(round, self.inner.rounds)
-        self._ids, self._sent, self._parts = ids.numpy(), down.params, []
+        self._ids = ids.numpy()
+        self._sent = down.params
+        self._parts = []
         if not len(ids):
             return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
         held = self.store.held(self._ids)
@@ -97,7 +110,7 @@ class Worker:
         facts: list[UpdateDiagnostics] = []
         started = time.perf_counter()
         for first, last in call["cuts"]:
-            here = chunking.chunk_index(slice(first, last))
+            here = executors.chunk_index(slice(first, last))
             part = self.inner.run_chunk(
                 round,
                 ids[here],
@@ -138,18 +151,21 @@ class Worker:
 
     def sums(self, call: State) -> State:
         """The method's sums over each chunk."""
-        taken, weights = call["taken"], call["weights"]
+        taken = call["taken"]
+        weights = call["weights"]
         found: dict[str, State | None] = {}
-        first, used = 0, 0
+        first = 0
+        used = 0
         for number, part in enumerate(self._parts):
             clients = len(part.hparams.epochs) if part.hparams is not None else 0
             here = taken[first : first + clients]
             count = int(here.sum())
             mine = pytree.index(weights, slice(used, used + count))
-            found[str(number)] = chunking.sum_chunk(
+            found[str(number)] = executors.sum_chunk(
                 self._method, self._sent, part.update, here, mine
             )
-            first, used = first + clients, used + count
+            first = first + clients
+            used = used + count
         return {"sums": found}
 
     def rows(self, call: State) -> State:
@@ -220,7 +236,8 @@ def assign_chunks(loads: list[float], paces: list[float]) -> list[int]:
 
     ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
     """
-    even, paced = _longest_first(loads, [1.0] * len(paces)), _longest_first(loads, paces)
+    even = _longest_first(loads, [1.0] * len(paces))
+    paced = _longest_first(loads, paces)
     return (
         paced
         if _round_duration(paced, loads, paces)
@@ -238,7 +255,8 @@ def _round_duration(place: list[int], loads: list[float], paces: list[float]) ->
 
 def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
     """Each chunk to whoever would end first with it."""
-    ends, place = [0.0] * len(paces), [0] * len(loads)
+    ends = [0.0] * len(paces)
+    place = [0] * len(loads)
     for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
         then = [(end + loads[chunk] * pace, end) for end, pace in zip(ends, paces, strict=True)]
         place[chunk] = then.index(min(then))  # of equals the one that has less to do
@@ -250,6 +268,7 @@ class WorkerSpeed:
     """Measured time per step of each process; only the placement of chunks depends on it."""
 
     def __init__(self, processes: int) -> None:
+        """Begin without measurements."""
         self._seconds = [0.0] * processes
         self._warm = [False] * processes
 
@@ -258,7 +277,8 @@ class WorkerSpeed:
         if not load:  # or a process that was slow once would never be asked again
             self._seconds[process] = (self._seconds[process] + self._fastest) / 2
         elif self._warm[process]:
-            before, now = self._seconds[process], seconds / load
+            before = self._seconds[process]
+            now = seconds / load
             self._seconds[process] = (before + now) / 2 if before else now
         self._warm[process] |= load > 0
 
@@ -280,9 +300,17 @@ class MultiProcessExecutor(Executor):
     """Lead the other processes, and compute a share of the clients in this one."""
 
     def __init__(self, share: Worker, group: ProcessGroup) -> None:
+        """Create the executor of the first process.
+
+        Args:
+            share: The worker of this process.
+            group: The processes.
+        """
         inner = share.inner
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
-        self.worker, self.group, self.processes = share, group, group.size
+        self.worker = share
+        self.group = group
+        self.processes = group.size
         self._process_of_client = np.full(inner.task.info.num_clients, -1, np.int32)
         self.worker_speed = WorkerSpeed(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
@@ -309,7 +337,8 @@ class MultiProcessExecutor(Executor):
         splits: tuple[str, ...],
     ) -> CohortResults:
         """Assign the chunks to processes, and let all of them run."""
-        training, cuts = self.training.at(round, self.rounds), self.chunks(len(ids))
+        training = self.training.at(round, self.rounds)
+        cuts = self.chunks(len(ids))
         epochs = (
             torch.full_like(ids, training.epochs)
             if message.hparams is None
@@ -486,14 +515,17 @@ class RemoteCohortResults(CohortResults):
         )
         if bool((places[1:] < places[:-1]).any()):
             order = places.argsort()
-            finite, long, stack = finite[order], long[order], pytree.index(stack, order)
+            finite = finite[order]
+            long = long[order]
+            stack = pytree.index(stack, order)
         why = {
             int(rows[int(k)]): text
             for rows, answer in some
             for k, text in answer["facts"]["reasons"].items()
         }
         known = UpdateDiagnostics(finite, long, dict(sorted(why.items())))
-        size, early = some[0][1]["bytes"], [answer.get("sums", {}) for answer in answers]
+        size = some[0][1]["bytes"]
+        early = [answer.get("sums", {}) for answer in answers]
         return cls(
             torch.arange(len(places)),
             stack,
@@ -528,7 +560,7 @@ class RemoteCohortResults(CohortResults):
         for process in self.process_of_chunk:
             parts.append(answers[process][str(turn[process])])
             turn[process] += 1
-        return chunking.add_chunk_sums(parts)
+        return executors.add_chunk_sums(parts)
 
     def _ask(self, taken: Tensor, weights: Tensor | Params) -> list[State]:
         assert self.executor is not None

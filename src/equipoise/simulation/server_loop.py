@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
-from equipoise.config import schedules
+from equipoise.config.schema import Schedule, value_at
 from equipoise.core import (
     Blocks,
     ClientResult,
@@ -97,7 +97,7 @@ class RoundLoopConfig:
 
     num_rounds: int
     seed: int
-    participation: float | schedules.Schedule
+    participation: float | Schedule
     executor: str
     eval_every: int
     keep_models: bool
@@ -249,7 +249,7 @@ class FederatedSimulation:
             config.seed,
             round,
             config.num_rounds,
-            schedules.value_at(config.participation, round, config.num_rounds),
+            value_at(config.participation, round, config.num_rounds),
         )
         method = self.method.at(round, config.num_rounds)
         splits: tuple[str, ...] = ()
@@ -380,7 +380,7 @@ class FederatedSimulation:
         Where a method selects others, their state is read when it is needed.
         """
         config = self.schedule
-        participation = schedules.value_at(
+        participation = value_at(
             config.participation, min(round, config.num_rounds), config.num_rounds
         )
         if participation < 1:
@@ -749,7 +749,8 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> None:
         or array[-1] >= clients
     ):
         raise UsageError(
-            f"{method.name}.select_clients must give the clients of the round as whole numbers from 0 to "
+            f"{method.name}.select_clients must give the clients of the round as whole "
+            "numbers from 0 to "
             f"{clients - 1}, ascending, each once, and at least one: it gave {ids.dtype} "
             f"{array[:10].tolist()}"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.config.parsing import to_config_value
+from equipoise.config.schema import to_config_value
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.families import Family, by_family
 from equipoise.settings.option_registry import options

@@ -1,4 +1,4 @@
-"""What is learned, one file per task: ``two-state`` is the ``SPEC`` in ``two_state.py``."""
+"""Tasks: what is learned, one file per kind of task. Every `TaskSpec` in a file is a task."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.core import ExperimentTask, TrainingConfig
-from equipoise.data.federated_dataset import SPLITS, Federation, Ints, Target
+from equipoise.data.federated_dataset import SPLITS, Federation, InputTransform, Ints, Target
 from equipoise.data.splits import RowAssignment, UserRows, UserRowShares, assign_rows, infer_form
 from equipoise.data.tabular.diagnostics import raise_problems
 from equipoise.data.tabular.io import (
@@ -26,7 +26,6 @@ from equipoise.data.tabular.io import (
 )
 from equipoise.data.tabular.table import ClientTables
 from equipoise.data.text import texts_from_python
-from equipoise.data.transforms import InputTransform
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, text
 from equipoise.tasks import tables as own

@@ -217,10 +217,12 @@ def _read(folder: Path, name: str, classes: int) -> Examples:
         try:
             if path.suffix == ".npz":
                 with np.load(path, allow_pickle=False) as file:
-                    x, y = file["x"], file["y"]
+                    x = file["x"]
+                    y = file["y"]
             else:
                 table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, dtype=np.float64)
-                x, y = table[:, :-1], table[:, -1]
+                x = table[:, :-1]
+                y = table[:, -1]
         except (ValueError, KeyError, OSError) as error:
             raise UsageError(f"'{path}' cannot be read: {error}") from error
         if len(x) != len(y) or not len(x) or not np.isfinite(x).all():

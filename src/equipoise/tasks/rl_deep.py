@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from equipoise.config.schema import with_default
 from equipoise.core import ExperimentTask, TrainingConfig, option
-from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
+from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum, Physics
 from equipoise.environments.deep_task import (
     MODELS,
     ClassicControlConfig,
@@ -71,27 +71,6 @@ class GymConfig(DeepRLConfig):
             )
 
 
-def build_cartpole(
-    config: ClassicControlConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task cartpole."""
-    return build_classic_control("cartpole", CartPole(), config, model, training, seed)
-
-
-def build_acrobot(
-    config: ClassicControlConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task acrobot."""
-    return build_classic_control("acrobot", Acrobot(), config, model, training, seed)
-
-
-def build_pendulum(
-    config: PendulumConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task pendulum."""
-    return build_classic_control("pendulum", Pendulum(), config, model, training, seed)
-
-
 def build_gym(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     """Build the task gym.
 
@@ -141,29 +120,38 @@ def _check_gym_options(config: GymConfig, model: str, env: GymVecEnv) -> None:
         )
 
 
-CARTPOLE = TaskSpec(
-    name="cartpole",
-    help="deep agents in CartPole, each with poles of its own length",
-    config=ClassicControlConfig,
-    training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
-    models=MODELS,
-    build=build_cartpole,
+def _classic_control_task(
+    name: str,
+    help: str,
+    physics: Physics,
+    config: type[ClassicControlConfig] = ClassicControlConfig,
+    epochs: int = 100,
+    models: tuple[str, ...] = MODELS,
+) -> TaskSpec:
+    """Declare the task of agents in one environment of classic control."""
+
+    def build(
+        config: ClassicControlConfig, model: str, training: TrainingConfig, seed: int
+    ) -> ExperimentTask:
+        return build_classic_control(name, physics, config, model, training, seed)
+
+    training = TrainingConfig(epochs=epochs, lr=1e-3, batch_size=64)
+    return TaskSpec(name, help, config, training, models, build)
+
+
+CARTPOLE = _classic_control_task(
+    "cartpole", "deep agents in CartPole, each with poles of its own length", CartPole()
 )
-ACROBOT = TaskSpec(
-    name="acrobot",
-    help="deep agents in Acrobot, each with links of its own length",
-    config=ClassicControlConfig,
-    training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
-    models=MODELS,
-    build=build_acrobot,
+ACROBOT = _classic_control_task(
+    "acrobot", "deep agents in Acrobot, each with links of its own length", Acrobot()
 )
-PENDULUM = TaskSpec(
-    name="pendulum",
-    help="actor-critic agents in Pendulum, each with a rod of its own length",
-    config=PendulumConfig,
-    training=TrainingConfig(epochs=200, lr=1e-3, batch_size=64),
+PENDULUM = _classic_control_task(
+    "pendulum",
+    "actor-critic agents in Pendulum, each with a rod of its own length",
+    Pendulum(),
+    PendulumConfig,
+    epochs=200,
     models=("mlp",),
-    build=build_pendulum,
 )
 GYM = TaskSpec(
     name="gym",

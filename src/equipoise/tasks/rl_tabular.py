@@ -5,14 +5,24 @@ See `equipoise.environments.tabular_task` for how agents learn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from equipoise.config.schema import with_default
 from equipoise.core import ExperimentTask, TrainingConfig, option
-from equipoise.environments.tabular_mdp import garnet, gymnasium_mdp, load_mdp, two_state
+from equipoise.environments.tabular_mdp import (
+    TabularMDP,
+    garnet,
+    gymnasium_mdp,
+    load_mdp,
+    two_state,
+)
 from equipoise.environments.tabular_task import TabularConfig, TabularTask
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import UsageError
+
+Config = TypeVar("Config", bound=TabularConfig)
 
 
 @dataclass(frozen=True)
@@ -42,49 +52,8 @@ class MDPFileConfig(TabularConfig):
     )
 
 
-def build_cliff_walking(
-    config: TabularConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task cliff-walking."""
-    mdp = gymnasium_mdp("cliff-walking", config.gamma)
-    return TabularTask("cliff-walking", mdp, config, training, seed)
-
-
-def build_frozen_lake(
-    config: TabularConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task frozen-lake."""
-    mdp = gymnasium_mdp("frozen-lake", config.gamma)
-    return TabularTask("frozen-lake", mdp, config, training, seed)
-
-
-def build_taxi(
-    config: TabularConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task taxi."""
-    return TabularTask("taxi", gymnasium_mdp("taxi", config.gamma), config, training, seed)
-
-
-def build_two_state(
-    config: TwoStateConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task two-state."""
-    mdp = two_state(seed, config.actions, config.gamma)
-    return TabularTask("two-state", mdp, config, training, seed)
-
-
-def build_garnet(
-    config: GarnetConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task garnet."""
-    mdp = garnet(seed, config.states, config.actions, config.branching, config.gamma)
-    return TabularTask("garnet", mdp, config, training, seed)
-
-
-def build_mdp(
-    config: MDPFileConfig, model: str, training: TrainingConfig, seed: int
-) -> ExperimentTask:
-    """Build the task mdp.
+def _load_mdp_file(config: MDPFileConfig, seed: int) -> TabularMDP:
+    """Load the user's MDP.
 
     Raises:
         UsageError: If no file is given, or it does not hold an MDP.
@@ -94,54 +63,57 @@ def build_mdp(
             "task 'mdp' needs --file with your transition and reward arrays "
             "(numpy.savez(path, P=P, R=R))"
         )
-    return TabularTask("mdp", load_mdp(config.file, config.gamma), config, training, seed)
+    return load_mdp(config.file, config.gamma)
 
 
-CLIFF_WALKING = TaskSpec(
-    name="cliff-walking",
-    help="agents in Gymnasium's CliffWalking, by its transition table",
-    config=TabularConfig,
-    training=TrainingConfig(epochs=50, lr=0.1),
-    models=(),
-    build=build_cliff_walking,
+def _tabular_task(
+    name: str,
+    help: str,
+    make_mdp: Callable[[Config, int], TabularMDP],
+    config: type[Config],
+    lr: float = 0.1,
+) -> TaskSpec:
+    """Declare the task of agents in one MDP, made from the options and the seed."""
+
+    def build(config: Config, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
+        return TabularTask(name, make_mdp(config, seed), config, training, seed)
+
+    return TaskSpec(name, help, config, TrainingConfig(epochs=50, lr=lr), (), build)
+
+
+CLIFF_WALKING = _tabular_task(
+    "cliff-walking",
+    "agents in Gymnasium's CliffWalking, by its transition table",
+    lambda config, seed: gymnasium_mdp("cliff-walking", config.gamma),
+    TabularConfig,
 )
-FROZEN_LAKE = TaskSpec(
-    name="frozen-lake",
-    help="agents in Gymnasium's FrozenLake, by its transition table",
-    config=TabularConfig,
-    training=TrainingConfig(epochs=50, lr=0.1),
-    models=(),
-    build=build_frozen_lake,
+FROZEN_LAKE = _tabular_task(
+    "frozen-lake",
+    "agents in Gymnasium's FrozenLake, by its transition table",
+    lambda config, seed: gymnasium_mdp("frozen-lake", config.gamma),
+    TabularConfig,
 )
-TAXI = TaskSpec(
-    name="taxi",
-    help="agents in Gymnasium's Taxi, by its transition table",
-    config=TabularConfig,
-    training=TrainingConfig(epochs=50, lr=0.1),
-    models=(),
-    build=build_taxi,
+TAXI = _tabular_task(
+    "taxi",
+    "agents in Gymnasium's Taxi, by its transition table",
+    lambda config, seed: gymnasium_mdp("taxi", config.gamma),
+    TabularConfig,
 )
-TWO_STATE = TaskSpec(
-    name="two-state",
-    help="agents in the two-state MDP of federated Q-learning, one fixed action each",
-    config=TwoStateConfig,
-    training=TrainingConfig(epochs=50, lr=0.2),
-    models=(),
-    build=build_two_state,
+TWO_STATE = _tabular_task(
+    "two-state",
+    "agents in the two-state MDP of federated Q-learning, one fixed action each",
+    lambda config, seed: two_state(seed, config.actions, config.gamma),
+    TwoStateConfig,
+    lr=0.2,
 )
-GARNET = TaskSpec(
-    name="garnet",
-    help="agents in a random MDP: states, actions and branching to choose",
-    config=GarnetConfig,
-    training=TrainingConfig(epochs=50, lr=0.1),
-    models=(),
-    build=build_garnet,
+GARNET = _tabular_task(
+    "garnet",
+    "agents in a random MDP: states, actions and branching to choose",
+    lambda config, seed: garnet(
+        seed, config.states, config.actions, config.branching, config.gamma
+    ),
+    GarnetConfig,
 )
-MDP = TaskSpec(
-    name="mdp",
-    help="agents in your own MDP: arrays from a NumPy file",
-    config=MDPFileConfig,
-    training=TrainingConfig(epochs=50, lr=0.1),
-    models=(),
-    build=build_mdp,
+MDP = _tabular_task(
+    "mdp", "agents in your own MDP: arrays from a NumPy file", _load_mdp_file, MDPFileConfig
 )

@@ -44,6 +44,11 @@ class ShakespeareConfig(SplitConfig):
     )
 
     def __post_init__(self) -> None:
+        """Refuse roles with too few samples.
+
+        Raises:
+            UsageError: If `role_samples` is below `min_rows`.
+        """
         super().__post_init__()
         if self.role_samples < self.min_rows:
             raise UsageError(

@@ -34,8 +34,7 @@ from equipoise.models.norm_dropout import (
     running_stat_names,
     with_reproducible_layers,
 )
-from equipoise.training import batched_sgd, batching, grad_norm, linear_closed_form, metrics, sgd
-from equipoise.training.chunking import fit_in_chunks
+from equipoise.training import batched_sgd, batching, grad_norm, metrics, sgd
 from equipoise.training.objectives import Objective, objective_of
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
@@ -112,9 +111,7 @@ class ExamplesTask(SupervisedTask):
         self._padded_inputs = None
         self._batch_norm_keys = tuple(f"{name}.rows" for name, _ in batch_norm_layers(self.module))
         self._dropout_keys = tuple(f"{name}.key" for name, _ in dropout_layers(self.module))
-        self.linear = (
-            linear_closed_form.linear_param_names(self.module) if self._closed_form else None
-        )
+        self.linear = batched_sgd.linear_param_names(self.module) if self._closed_form else None
         layers = list(self.module.modules())
         stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
@@ -320,7 +317,8 @@ class ExamplesTask(SupervisedTask):
 
     def label_counts(self, ids: Tensor) -> Tensor:
         """Count the training rows of each class, `[K, C]`."""
-        own, classes = self.data.split(_numpy(ids), "train"), self.data.classes
+        own = self.data.split(_numpy(ids), "train")
+        classes = self.data.classes
         if self.info.target_kind != "classification":
             return torch.from_numpy(own.size)[:, None]
         owner = np.repeat(np.arange(len(own.size)), own.size)
@@ -344,7 +342,7 @@ class ExamplesTask(SupervisedTask):
     def pad_inputs(self, x: Tensor) -> Tensor:
         """Return rows padded for the closed form; cached while the rows are the same tensor."""
         if self._padded_inputs is None or self._padded_inputs[0] is not x:
-            self._padded_inputs = x, linear_closed_form.pad_inputs(x.to(self.device))
+            self._padded_inputs = x, batched_sgd.pad_inputs(x.to(self.device))
         return self._padded_inputs[1]
 
     def channels_last(self, value: Tensor) -> Tensor:
@@ -414,7 +412,8 @@ class ExamplesTask(SupervisedTask):
 
     def _request_to_device(self, request: LocalTrainRequest) -> LocalTrainRequest:
         """Move the tensors of a request to the device; ids and epochs stay on the CPU."""
-        pull, linear = request.proximal, request.grad_correction
+        pull = request.proximal
+        linear = request.grad_correction
         if pull is not None:
             strength, follow = (
                 torch.as_tensor(value).to(self.device) for value in (pull.mu, pull.anchor_lr)
@@ -503,7 +502,7 @@ class ExamplesTask(SupervisedTask):
         """Train K clients, in chunks that fit into memory."""
         train = batched_sgd.fit if self.info.stackable else sgd.fit_each
         at_once = self._clients_at_once(ids, rng.training.batch_size)
-        params, anchor = fit_in_chunks(
+        params, anchor = batching.fit_in_chunks(
             train, self, ids, self._request_to_device(request), rng, at_once
         )
         return _to_cpu(params), _to_cpu(anchor), data_state

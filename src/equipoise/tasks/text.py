@@ -24,14 +24,21 @@ class TextConfig(TextDataConfig):
 
     pretrained: str = option(
         "",
-        "folder or name on the Hugging Face hub of a transformers model with its tokenizer: where training starts",
+        "folder or name on the Hugging Face hub of a transformers model with its tokenizer: "
+        "where training starts",
     )
 
 
 def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
+    """Build the task.
+
+    Raises:
+        UsageError: If no pretrained model is given.
+    """
     if not config.pretrained:
         raise UsageError(
-            "task 'text' needs --pretrained: the folder of a transformers model, or its name on the hub"
+            "task 'text' needs --pretrained: the folder of a transformers model, or its name "
+            "on the hub"
         )
     return task_from_texts("text", read_texts(config), config, training, seed)
 
@@ -44,10 +51,8 @@ def task_from_texts(
         module = huggingface.text_classifier(config.pretrained, len(found.classes), seed)
         target = Target("classification", config.target, found.classes)
     else:
-        module, target = (
-            huggingface.causal_lm(config.pretrained, seed),
-            Target("next-token", config.text),
-        )
+        module = huggingface.causal_lm(config.pretrained, seed)
+        target = Target("next-token", config.text)
     served = found.server[0] if found.server else []
     tokens = Tokenizer(config.pretrained).rows([*found.texts, *served], config.length)
     huggingface.check_tokens(module, int(tokens.max()), tokens.shape[1], config.pretrained)

@@ -1,7 +1,8 @@
 """Local SGD of K clients at once: one batched computation per step.
 
 Clients are sorted by decreasing number of steps. The clients that still have steps to take are
-then a prefix of the stack, which is a view and not a copy.
+then a prefix of the stack, which is a view and not a copy. Linear models under cross-entropy are
+trained in closed form, by batched matrix products alone.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from equipoise.core import LocalTrainRequest, Loss, Params, RngContext, State
 from equipoise.data.federated_dataset import Ints
-from equipoise.training import batching, linear_closed_form
-from equipoise.training.network import Network
-from equipoise.training.sgd import MIN_NORM, without_batch_stats
+from equipoise.training import batching
+from equipoise.training.network import LinearParamNames, Network
 from equipoise.utils import rng as random
 
+VECTOR_SIZE = 16
+"""Pad to multiples of this many numbers: products and softmax are 25 % faster on whole vectors."""
+PADDED_CLASS_BIAS = -1e9
+"""Bias of padded classes: their softmax probability is exactly zero."""
 StepFn = Callable[[Params, State, Tensor, Tensor, Tensor | float], None]
 """(parameters, aux, x, y, weights of the examples), all `[A, ...]`: one SGD step, in place."""
 GradientFn = Callable[[Params, State, Tensor, Tensor, Tensor | float], Params]
@@ -76,7 +80,7 @@ def fit(
         for name in task.info.batch_stat_names
         if name not in request.trainable
     }
-    request = without_batch_stats(task, request)
+    request = batching.without_batch_stats(task, request)
     params = {
         name: _trainable_copy(value, None if is_sorted else sort, name in task.transposed_params)
         for name, value in request.params.items()
@@ -189,7 +193,7 @@ class _BatchedSgd:
 
 def _padded_linear(
     task: Network, request: LocalTrainRequest, rng: RngContext, params: Params, rows: Tensor
-) -> linear_closed_form.PaddedLinear | None:
+) -> PaddedLinear | None:
     """Return the padded model if the fused closed form applies, otherwise None.
 
     It needs a linear model with a bias, rows that are plain vectors of the model's type, and SGD
@@ -208,11 +212,11 @@ def _padded_linear(
         or rng.training.momentum
         or rng.training.max_grad_norm
     )
-    return None if has_correction else linear_closed_form.PaddedLinear(names, params)
+    return None if has_correction else PaddedLinear(names, params)
 
 
 def _closed_form_step(
-    padded: linear_closed_form.PaddedLinear,
+    padded: PaddedLinear,
     request: LocalTrainRequest,
     rng: RngContext,
     sort: Tensor,
@@ -251,7 +255,7 @@ def _gradient_fn(task: Network, request: LocalTrainRequest) -> GradientFn:
         ) -> Params:
             weight = weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight
             logits = task.forward_stack(params, x)
-            return linear_closed_form.gradients(linear, logits, x, y, weight)
+            return linear_gradients(linear, logits, x, y, weight)
 
         return closed_form
     custom_loss: Loss | None = vmap(request.loss) if request.loss else None
@@ -277,7 +281,7 @@ def _gradient_fn(task: Network, request: LocalTrainRequest) -> GradientFn:
 def _clip_norms(gradients: Params, max_norm: float) -> Params:
     """Scale each client's gradient `[A, ...]` down to at most this norm over all parameters."""
     squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients.values()])
-    factor = (max_norm / squares.sum(0).sqrt().clamp(min=MIN_NORM)).clamp(max=1.0)
+    factor = (max_norm / squares.sum(0).sqrt().clamp(min=batching.MIN_NORM)).clamp(max=1.0)
     return {name: g * _expand_like(factor, g) for name, g in gradients.items()}
 
 
@@ -315,3 +319,144 @@ def _index(tree: State, which: Tensor | slice) -> State:
         key: _index(value, which) if isinstance(value, dict) else value[which]
         for key, value in tree.items()
     }
+
+
+# --- closed form of linear models --------------------------------------------------------------
+
+
+def linear_param_names(module: nn.Module) -> LinearParamNames | None:
+    """Return the parameter names if the closed form applies to a module.
+
+    Args:
+        module: Any network.
+
+    Returns:
+        Names of weight and bias if the module is one trainable `nn.Linear`, optionally after
+        `nn.Flatten` or `nn.Identity` in a `nn.Sequential`; otherwise None.
+    """
+    layers = [(name, layer) for name, layer in module.named_modules() if not list(layer.children())]
+    linear = [(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)]
+    others = [
+        layer for _, layer in layers if not isinstance(layer, nn.Linear | nn.Flatten | nn.Identity)
+    ]
+    if type(module) not in (nn.Linear, nn.Sequential) or len(linear) != 1 or others:
+        return None
+    if not all(p.requires_grad for p in module.parameters()):
+        return None
+    name, layer = linear[0]
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None
+
+
+def softmax_error(logits: Tensor, y: Tensor) -> Tensor:
+    """Compute `softmax(logits) - onehot(y)`, the derivative of cross-entropy by the logits.
+
+    Args:
+        logits: Logits, `[..., C]`.
+        y: Labels, `[...]`.
+
+    Returns:
+        Errors, `[..., C]`.
+    """
+    y = y.unsqueeze(-1)
+    return torch.softmax(logits, -1).scatter_add_(-1, y, logits.new_full((), -1.0).expand(y.shape))
+
+
+def linear_gradients(
+    names: LinearParamNames, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float
+) -> Params:
+    """Compute the gradients of K weighted cross-entropies.
+
+    `grad W = E^T x` and `grad b = sum_i E_i`, where `E = weight * (softmax(logits) - onehot(y))`.
+
+    Args:
+        names: Names of weight and bias.
+        logits: Logits, `[K, B, C]`.
+        x: Inputs, `[K, B, ...]`.
+        y: Labels, `[K, B]`.
+        weight: Weight of each example, `[K, B, 1]`, or one number for all.
+
+    Returns:
+        Gradients by name, `[K, C, F]` and `[K, C]`.
+    """
+    error = softmax_error(logits, y).mul_(weight)
+    result = {names[0]: torch.bmm(error.transpose(1, 2), x.flatten(2))}
+    if names[1] is not None:
+        result[names[1]] = error.sum(1)
+    return result
+
+
+def pad_inputs(x: Tensor) -> Tensor:
+    """Append a constant 1 for the bias, then zeros up to a multiple of `VECTOR_SIZE`.
+
+    Args:
+        x: Inputs, `[M, F]`.
+
+    Returns:
+        Padded inputs, `[M, F']`.
+    """
+    rows, features = x.shape
+    padded = x.new_zeros(rows, _round_up(features + 1))
+    padded[:, :features] = x
+    padded[:, features] = 1.0
+    return padded
+
+
+class PaddedLinear:
+    """K linear models in one tensor `[K, F', C']`, trained by plain SGD with weight decay.
+
+    The bias is the weight of an input that is always one. Padded inputs are zero and padded
+    classes have probability zero, so neither ever changes the model. Gradient and step are one
+    batched product, in place.
+    """
+
+    def __init__(self, names: LinearParamNames, stack: Params) -> None:
+        """Copy the parameters into the padded tensor.
+
+        Args:
+            names: Names of weight and bias.
+            stack: Weights `[K, C, F]` and biases `[K, C]`, by name.
+        """
+        weight = stack[names[0]]
+        self.names = names
+        clients, self.classes, self.features = weight.shape
+        self.weights = weight.new_zeros(
+            clients, _round_up(self.features + 1), _round_up(self.classes)
+        )
+        self.weights[:, : self.features, : self.classes] = weight.transpose(1, 2)
+        self.weights[:, self.features, : self.classes] = stack[names[1] or ""]
+        self.weights[:, self.features, self.classes :] = PADDED_CLASS_BIAS
+
+    def step(
+        self, x: Tensor, y: Tensor, rate: Tensor | float, decay_factor: Tensor | float
+    ) -> None:
+        """Update the first A models in place: `W <- decay_factor * W - x^T (rate * error)`.
+
+        Args:
+            x: Padded inputs of the first A models, `[A, B, F']`.
+            y: Labels, `[A, B]`.
+            rate: Learning rate times the weight of each example, one number or broadcastable to
+                the errors `[A, B, C']`.
+            decay_factor: 1 - lr * weight decay, one number or `[A, 1, 1]`.
+        """
+        weights = self.weights[: len(x)]
+        error = softmax_error(torch.bmm(x, weights), y)
+        scale = -1.0
+        if isinstance(rate, Tensor):
+            error.mul_(rate)
+        else:
+            scale = -rate
+        if isinstance(decay_factor, Tensor) or decay_factor != 1.0:
+            weights.mul_(decay_factor)
+        weights.baddbmm_(x.transpose(1, 2), error, alpha=scale)
+
+    def params(self) -> Params:
+        """Return weights `[K, C, F]` and biases `[K, C]` without padding, as copies."""
+        weight = self.weights[:, : self.features, : self.classes].transpose(1, 2).contiguous()
+        bias = self.weights[:, self.features, : self.classes].clone()
+        return {self.names[0]: weight, self.names[1] or "": bias}
+
+
+def _round_up(count: int) -> int:
+    """Round up to a multiple of `VECTOR_SIZE`."""
+    return -(-count // VECTOR_SIZE) * VECTOR_SIZE

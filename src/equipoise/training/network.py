@@ -9,8 +9,10 @@ from torch import Tensor
 
 from equipoise.core import Params, State, TaskInfo
 from equipoise.data.federated_dataset import ClientData
-from equipoise.training.linear_closed_form import LinearParamNames
 from equipoise.training.objectives import Objective
+
+LinearParamNames = tuple[str, str | None]
+"""Names of the weight and of the bias, None without a bias."""
 
 
 class Network(Protocol):
@@ -48,7 +50,7 @@ class Network(Protocol):
         """Return the same values in the memory format that is fastest for the network."""
 
     def pad_inputs(self, x: Tensor) -> Tensor:
-        """Return the training rows padded for the closed form (`linear_closed_form.pad_inputs`)."""
+        """Return the training rows padded for the closed form (`batched_sgd.pad_inputs`)."""
 
     def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """Compute the losses `[B]` of one model."""

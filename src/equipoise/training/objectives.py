@@ -58,7 +58,7 @@ class Objective(ABC):
     pad_label: ClassVar[float | None] = None
     """Target of padding rows, if zero weight alone is not enough to ignore them."""
     closed_form: bool = False
-    """Whether the loss is unweighted cross-entropy (see `linear_closed_form`)."""
+    """Whether the loss is unweighted cross-entropy (see `batched_sgd.PaddedLinear`)."""
 
     def __init__(self, target: Target) -> None:
         """Create the objective of a target."""

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from equipoise.core import LocalTrainRequest, Params, RngContext
 from equipoise.training import batching
-from equipoise.training.chunking import slice_request
 from equipoise.training.network import Network
 from equipoise.utils import pytree
 from equipoise.utils import rng as random
-
-MIN_NORM = 1e-30
-"""Norms of gradients below count as this: a gradient of zero stays zero."""
 
 
 def fit(
@@ -55,7 +49,7 @@ def fit(
         for name in task.info.batch_stat_names
         if name not in request.trainable
     }
-    request = without_batch_stats(task, request)
+    request = batching.without_batch_stats(task, request)
     losses = request.loss or task.losses
     params = {name: task.channels_last(value) for name, value in request.params.items()}
     params |= {name: params[name].clone() for name in task.info.batch_stat_names}
@@ -79,7 +73,7 @@ def fit(
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             if training.max_grad_norm:
                 norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-                factor = (training.max_grad_norm / norm.clamp(min=MIN_NORM)).clamp(max=1.0)
+                factor = (training.max_grad_norm / norm.clamp(min=batching.MIN_NORM)).clamp(max=1.0)
                 gradients = tuple(factor * g for g in gradients)
             for name, g in zip(request.trainable, gradients, strict=True):
                 p = params[name]
@@ -99,9 +93,9 @@ def fit(
             anchor_lr = request.proximal.anchor_lr
             for name in request.trainable:
                 anchor[name] = anchor[name] + anchor_lr * (params[name] - anchor[name])
+    params |= frozen_stats
     # The proximal term does not apply to batch statistics: their anchor is their value.
     anchor |= {name: params[name] for name in task.info.batch_stat_names if name in anchor}
-    params |= frozen_stats
     return {name: value.contiguous() for name, value in params.items()}, anchor
 
 
@@ -119,13 +113,10 @@ def fit_each(
     Returns:
         Trained parameters and anchors, `[K, ...]`.
     """
-    results = [fit(task, ids[k], slice_request(request, k, len(ids)), rng) for k in range(len(ids))]
+    results = [
+        fit(task, ids[k], batching.slice_request(request, k, len(ids)), rng)
+        for k in range(len(ids))
+    ]
     params = pytree.stack([params for params, _ in results])
     anchor = pytree.stack([anchor for _, anchor in results])
     return params, anchor
-
-
-def without_batch_stats(task: Network, request: LocalTrainRequest) -> LocalTrainRequest:
-    """Return the request with batch statistics removed from the trainable parameters."""
-    trainable = tuple(name for name in request.trainable if name not in task.info.batch_stat_names)
-    return replace(request, trainable=trainable)

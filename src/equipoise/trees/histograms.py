@@ -259,7 +259,7 @@ def find_splits(
     of equal gains wins.
 
     Args:
-        sums: Sums `[N, F, B, 3]` of gradients, hessians and rows; the last bin is of missing values.
+        sums: Sums `[N, F, B, 3]` of gradients, hessians and rows; the last bin has missing values.
         may_split: Features that may be used `[N, F]`.
         num_categories: Categories of each feature `[F]`; 0 for numbers.
         min_rows: Fewest rows of a child.

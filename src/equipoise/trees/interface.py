@@ -13,7 +13,9 @@ from equipoise.utils.errors import UsageError
 LEARNER_KIND = "trees"
 BIN_STAGES = (0, 1)
 """Stages of `progress`: clients count their values in cells, twice."""
-GROW, OWN_TREES, DONE = 2, 3, 4
+GROW = 2
+OWN_TREES = 3
+DONE = 4
 """Later stages: trees of all clients, trees of single clients, nothing more."""
 MAX_OWN_TREES = 50
 """Trees that a client may add to the common ones."""

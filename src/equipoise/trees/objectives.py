@@ -57,7 +57,7 @@ class BoostingObjective(ABC):
 
     @abstractmethod
     def outputs(self, margins: Floats) -> Floats:
-        """Convert margins `[C, n]` to the outputs of a network for the same target `[n, outputs]`."""
+        """Convert margins `[C, n]` to outputs of a network for the same target `[n, outputs]`."""
 
 
 class ClassificationBoosting(BoostingObjective):

@@ -57,12 +57,13 @@ def higher_is_better(name: str) -> bool:
     return metric_info(name).higher_is_better
 
 
-def format_score(metric: str, value: float | None) -> str:
+def format_score(metric: str, value: float | None, digits: int | None = None) -> str:
     """Write a score as people do: accuracy in per cent, shares with three digits, money in full.
 
     Args:
         metric: Name of the metric.
         value: The score; None or NaN if it is undefined.
+        digits: Decimals of a score that is no accuracy; those that its size deserves if None.
 
     Returns:
         Such as ``84.5 %``, ``0.845`` or ``23,252``.
@@ -71,16 +72,18 @@ def format_score(metric: str, value: float | None) -> str:
         return "—"
     if metric == "acc":
         return f"{100 * value:.1f} %"
-    return f"{value:,.{score_digits(metric, value)}f}"
+    digits = score_digits(metric, value) if digits is None else digits
+    return f"{value:,.{digits}f}"
 
 
-def format_difference(metric: str, value: float) -> str:
-    """Write a difference of two scores, with its sign."""
+def format_difference(metric: str, value: float, digits: int | None = None) -> str:
+    """Write a difference of two scores, with its sign; see :func:`format_score`."""
     if not math.isfinite(value):
         return "—"
     if metric == "acc":
         return f"{100 * value:+.1f} points"
-    return f"{value:+,.{score_digits(metric, value)}f}"
+    digits = score_digits(metric, value) if digits is None else digits
+    return f"{value:+,.{digits}f}"
 
 
 def score_digits(metric: str, value: float) -> int:
@@ -93,4 +96,4 @@ def score_digits(metric: str, value: float) -> int:
     for limit, digits in ((100, 0), (10, 1), (1, 2)):
         if size >= limit:
             return digits
-    return 4
+    return 3

@@ -54,7 +54,8 @@ def class_path(kind: type) -> str:
     Returns:
         `module:Class` if it can be imported again, otherwise `python:Class`.
     """
-    where, name = kind.__module__, kind.__qualname__
+    where = kind.__module__
+    name = kind.__qualname__
     importable = (
         where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
     )

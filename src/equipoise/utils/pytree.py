@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 Params = dict[str, Tensor]
 """A model: tensors by parameter name. A stack of K models has shapes `[K, ...]`."""
@@ -38,22 +37,6 @@ def message(kind: type[T]) -> type[T]:
     static_names = tuple(item.name for item in fields(kind) if item.metadata.get("static"))  # type: ignore[arg-type]
     names = tuple(item.name for item in fields(kind) if item.name not in static_names)  # type: ignore[arg-type]
     _MESSAGES[kind] = names, static_names
-
-    def flatten(value: Any) -> tuple[list[Any], Any]:
-        present = tuple(name for name in names if getattr(value, name) is not None)
-        carried = tuple(getattr(value, name) for name in static_names)
-        return [getattr(value, name) for name in present], (present, carried)
-
-    def unflatten(children: Any, context: Any) -> T:
-        present, carried = context
-        return kind(
-            **dict(zip(present, children, strict=True)),
-            **dict(zip(static_names, carried, strict=True)),
-        )
-
-    pytree.register_pytree_node(
-        kind, flatten, unflatten, serialized_type_name=f"{kind.__module__}.{kind.__name__}"
-    )
     return kind
 
 
@@ -112,6 +95,22 @@ def leaves(tree: Any) -> list[Any]:
         values = (getattr(tree, name) for name in _MESSAGES[type(tree)][0])
         return [leaf for value in values if value is not None for leaf in leaves(value)]
     return [tree]
+
+
+def named_leaves(tree: State, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
+    """Return the tensors of nested dictionaries by their path of keys."""
+    found: dict[tuple[str, ...], Tensor] = {}
+    for key, value in tree.items():
+        path = (*prefix, key)
+        found |= named_leaves(value, path) if isinstance(value, dict) else {path: value}
+    return found
+
+
+def with_leaves(tree: T, values: Iterable[Tensor]) -> T:
+    """Return a tree of the same structure with other leaves, in the order of `leaves`."""
+    rest = iter(values)
+    result: T = map_leaves(lambda _: next(rest), tree)
+    return result
 
 
 def to_dict(tree: Any) -> Any:
@@ -194,11 +193,14 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
         The stack of all clients.
     """
     whole: list[Tensor] = []
-    first, same, shape = 0, [0], None
+    first = 0
+    same = [0]
+    structure: T | None = None
     for stack in stacks:
-        parts, spec = pytree.tree_flatten(stack)
-        if shape is None:
-            shape, same = spec, _alias_index(parts)
+        parts = leaves(stack)
+        if structure is None:
+            structure = map_leaves(lambda _: 0, stack)  # without the tensors
+            same = _alias_index(parts)
             made = {
                 place: parts[place].new_empty((rows, *parts[place].shape[1:]))
                 for place in set(same)
@@ -215,9 +217,8 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
             whole[place][first:last] = parts[place]
         first = last
         del stack, parts  # before the next is made
-    assert shape is not None
-    result: T = pytree.tree_unflatten(whole, shape)
-    return result
+    assert structure is not None
+    return with_leaves(structure, whole)
 
 
 def _alias_index(tensors: list[Tensor]) -> list[int]:
@@ -231,7 +232,7 @@ def _alias_index(tensors: list[Tensor]) -> list[int]:
 
 def repeat(tree: T, times: int) -> T:
     """Repeat a stack `times` times along the client axis."""
-    result: T = pytree.tree_map(lambda value: value.repeat(times, *[1] * (value.dim() - 1)), tree)
+    result: T = map_leaves(lambda value: value.repeat(times, *[1] * (value.dim() - 1)), tree)
     return result
 
 

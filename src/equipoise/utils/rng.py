@@ -121,7 +121,8 @@ class Streams:
                     f"belong to '{other}' in part"
                 )
         _TAKEN[numbers] = purpose
-        self.purpose, self._numbers = purpose, numbers
+        self.purpose = purpose
+        self._numbers = numbers
 
     def __getitem__(self, place: int) -> Stream:
         """Return the stream at a position of the range."""

@@ -134,7 +134,8 @@ class DifferentialPrivacy(MethodWrapper):
             )
         if self.privacy.dp_delta >= 1 / task.info.num_clients:
             raise UsageError(
-                f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.info.num_clients}, one "
+                f"dp_delta is {self.privacy.dp_delta:g}: must be below "
+                f"1/{task.info.num_clients}, one "
                 "over the clients, else it allows to give one of them away"
             )
 

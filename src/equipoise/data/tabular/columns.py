@@ -47,9 +47,11 @@ class DistinctTexts:
         self._days: dict[str, Floats] = {}
 
     def __len__(self) -> int:
+        """Return the number of entries."""
         return len(self._values)
 
     def __getitem__(self, code: int) -> str:
+        """Return the text of a code."""
         value = self._values[int(code)]
         return value if isinstance(value, str) else str(value.as_py())
 
@@ -96,6 +98,7 @@ class Column:
     texts: DistinctTexts = NO_TEXTS
 
     def __len__(self) -> int:
+        """Return the number of entries."""
         return len(self.numbers)
 
     @cached_property

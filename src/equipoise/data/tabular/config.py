@@ -51,6 +51,11 @@ class ColumnConfig(Options):
     )
 
     def __post_init__(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            UsageError: If they do.
+        """
         super().__post_init__()
         if self.event and self.target_type not in ("", "survival"):
             raise UsageError(

@@ -29,6 +29,7 @@ class Diagnostic:
     option: str = ""
 
     def __str__(self) -> str:
+        """Return the place and the message."""
         column = f"column '{self.column}'" if self.column else ""
         client = f"client '{self.client}'" if self.client else ""
         place = " of ".join(filter(None, (column, client)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from equipoise.data.federated_dataset import AnyArray, Federation, Ints
+from equipoise.data.federated_dataset import AnyArray, Federation, InputTransform, Ints
 from equipoise.data.splits import RowAssignment, UserRows, assign_rows
 from equipoise.data.tabular.clients import (
     drop_unlabelled_rows,
@@ -29,7 +29,6 @@ from equipoise.data.tabular.sanity import check_duplicates
 from equipoise.data.tabular.statistics import ClientStatistics
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, parse_target
-from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import to_json
 

@@ -32,6 +32,7 @@ class Table:
     origin: Ints | None = None
 
     def __len__(self) -> int:
+        """Return the number of rows."""
         return len(self.row_numbers)
 
     def take(self, rows: RowIndex) -> Table:

@@ -186,7 +186,8 @@ class FedPolicy(ComposedMethod):
             raise UsageError(f"policy is '{self.policy}', which is none of the parts {self.parts}")
         if (self.agent.probes or self.agent.learns) and not task.has_split("val"):
             raise UsageError(
-                f"policy {self.policy} compares parts on validation data, and task '{task.info.name}' "
+                f"policy {self.policy} compares parts on validation data, and task "
+                f"'{task.info.name}' "
                 "has none: set val_share"
             )
         self._check_base(task, training)

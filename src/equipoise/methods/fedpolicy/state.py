@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Client, Params, Server, State, Task, ValueRange
-from equipoise.core.blocks import ROLES, head_of
+from equipoise.core.messages import ROLES, head_of
 from equipoise.core.report_validation import MAX_LOSS
 from equipoise.core.task import SupervisedTask
 from equipoise.rl.nn import DTYPE
@@ -82,6 +82,7 @@ class BlockSets:
         return self.names.index(name)
 
     def __len__(self) -> int:
+        """Return the number of parts."""
         return len(self.names)
 
     def check(self, task: Task) -> None:

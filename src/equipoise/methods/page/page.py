@@ -356,7 +356,7 @@ class Page(ComposedMethod):
         0.5, "learning rate of the Lagrangian multipliers under an energy budget", above=0
     )
 
-    # --------------------------------------------------------------------- what follows from options
+    # -------------------------------------------------------------------- what follows from options
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
@@ -422,7 +422,7 @@ class Page(ComposedMethod):
 
     @property
     def bias_scales_rewards(self) -> bool:
-        """Whether `bias` scales rewards, as in the paper; improvements have no scale of their own."""
+        """Whether `bias` scales rewards, as in the paper; improvements have no scale themselves."""
         return not self.variant.reward_is_improvement
 
     @property
@@ -488,7 +488,8 @@ class Page(ComposedMethod):
             )
         if not task.has_split(self.split):
             raise UsageError(
-                f"{self.name} rewards its agents on validation data, and task '{task.info.name}' has "
+                f"{self.name} rewards its agents on validation data, and task "
+                f"'{task.info.name}' has "
                 "none: set val_share"
             )
         super().check(task, training)

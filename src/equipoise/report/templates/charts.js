@@ -39,5 +39,17 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const plot of plots) Plotly.react(plot, plot.data, themed(figures[plot.id].layout), config);
   });
+  // A chart that was drawn while folded has no size yet.
+  for (const fold of document.querySelectorAll("details")) {
+    fold.addEventListener("toggle", () => {
+      if (fold.open) for (const plot of fold.querySelectorAll(".plot")) Plotly.Plots.resize(plot);
+    });
+  }
+  for (const link of document.querySelectorAll("nav a")) {
+    link.addEventListener("click", () => {
+      const fold = document.querySelector(link.getAttribute("href")).closest("details");
+      if (fold) fold.open = true;
+    });
+  }
   document.body.dataset.ready = "yes";
 })();

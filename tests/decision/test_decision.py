@@ -1,0 +1,188 @@
+"""Verdicts by hand: ties, winners, sites that differ, seeds that differ, and figures in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.data.federated_dataset import Target
+from equipoise.experiment.decision import Entry, Evidence, decide, seeds_differ
+from equipoise.experiment.evaluation import mean_scores
+from equipoise.experiment.row_outputs import RowOutputs
+from equipoise.utils.metrics import format_difference, format_score, score_digits
+
+TWO = Target(name="ill", classes=("no", "yes"))
+SITES = ("a", "b")
+ENTRIES = [
+    Entry("m|personal", "m", "personal"),
+    Entry("m|global", "m", "global"),
+    Entry("local", "", "local"),
+    Entry("constant", "", "constant"),
+]
+
+
+def outputs(shares: dict[str, tuple[float, float]], rows: int = 100, seed: int = 0) -> RowOutputs:
+    """Return models that are right in the given shares of each site's rows, at random places."""
+    random = np.random.default_rng(seed)
+    y = random.integers(0, 2, 2 * rows)
+    site = np.repeat([0, 1], rows)
+    found = {}
+    for name, both in shares.items():
+        is_right = np.concatenate([random.permutation(rows) < share * rows for share in both])
+        said = torch.from_numpy(np.where(is_right, y, 1 - y))
+        found[name] = torch.nn.functional.one_hot(said, 2).float()
+    return RowOutputs(SITES, site, np.arange(2 * rows), torch.from_numpy(y), found)
+
+
+def evidence(test: dict[str, tuple[float, float]], val: dict[str, tuple[float, float]]) -> Evidence:
+    return Evidence(TWO, "acc", [outputs(test)], [outputs(val, 20, 1)], ENTRIES, {"a": 10, "b": 20})
+
+
+def test_a_clear_winner_is_named() -> None:
+    shares = {
+        "m|personal": (0.95, 0.9),
+        "m|global": (0.7, 0.7),
+        "local": (0.6, 0.6),
+        "constant": (0.5, 0.5),
+    }
+    found = decide(evidence(shares, shares))
+    assert (found.method, found.model) == ("m", "personal")
+    assert found.headline.startswith("Use m, personal models (acc 92.5 % [")
+    assert "better than each site's own model by 32.5 points [" in found.headline
+    assert found.candidates[0].weighted.value == pytest.approx(0.925)
+    assert {one.label: one.verdict for one in found.candidates}["a constant"] == "behind"
+    assert [site.verdict for site in found.sites] == ["better", "better"]
+    assert [site.train_rows for site in found.sites] == [10, 20]
+
+
+def test_a_tie_is_called_a_tie() -> None:
+    shares = {
+        "m|personal": (0.75, 0.75),
+        "m|global": (0.5, 0.5),
+        "local": (0.74, 0.74),
+        "constant": (0.5, 0.5),
+    }
+    found = decide(evidence(shares, {**shares, "m|personal": (0.9, 0.9)}))
+    assert "or keep each site's own model: they tie" in found.headline
+    assert "better than each site's own model by" not in found.headline
+    assert [site.verdict for site in found.sites] == ["tie", "tie"]
+
+
+def test_the_choice_is_made_on_validation_rows_unless_the_test_is_clear() -> None:
+    close = {
+        "m|personal": (0.75, 0.75),
+        "m|global": (0.76, 0.76),
+        "local": (0.6, 0.6),
+        "constant": (0.5, 0.5),
+    }
+    by_validation = decide(evidence(close, {**close, "m|personal": (1.0, 1.0)}))
+    assert by_validation.model == "personal"
+    clear = {**close, "m|global": (0.95, 0.95)}
+    by_test = decide(evidence(clear, {**close, "m|personal": (1.0, 1.0)}))
+    assert by_test.model == "global"
+    assert "slightly optimistic" in by_test.notes[0]
+
+
+def test_own_models_that_win_are_kept_and_constants_are_named() -> None:
+    shares = {
+        "m|personal": (0.5, 0.5),
+        "m|global": (0.5, 0.5),
+        "local": (0.9, 0.9),
+        "constant": (0.5, 0.5),
+    }
+    found = decide(evidence(shares, shares))
+    assert (found.method, found.model) == ("", "local")
+    assert found.headline.startswith("Each site should keep its own model (acc 90.0 %")
+    assert "is behind by 40.0 points" in found.headline
+    assert [site.verdict for site in found.sites] == ["worse", "worse"]
+    poor = {**shares, "local": (0.5, 0.5), "m|personal": (0.52, 0.52)}
+    assert "It is no better than a constant prediction." in decide(evidence(poor, poor)).notes
+
+
+def test_a_site_may_use_another_model_if_it_is_clearly_better_there() -> None:
+    shares = {
+        "m|personal": (0.6, 0.95),
+        "m|global": (0.95, 0.5),
+        "local": (0.5, 0.5),
+        "constant": (0.5, 0.5),
+    }
+    once = evidence(shares, shares)
+    assert [site.model for site in decide(once).sites] == ["personal", "personal"]
+    found = decide(replace(once, test=[*once.test, outputs(shares, seed=3)]))
+    assert found.model == "personal"
+    assert [site.model for site in found.sites] == ["global", "personal"]
+    assert "Another model is clearly better at a (global model)." in found.notes
+
+
+def test_gains_in_errors_are_positive_where_a_site_gains() -> None:
+    """Errors of 1 and 3 everywhere: the gain is 2, of 3 it is better by 2."""
+    y = torch.zeros(40)
+    rows = RowOutputs(
+        SITES,
+        np.repeat([0, 1], 20),
+        np.arange(40),
+        y,
+        {"m|personal": torch.full((40, 1), 1.0), "local": torch.full((40, 1), 3.0)},
+    )
+    found = decide(
+        Evidence(Target("regression", "y"), "rmse", [rows], [], [ENTRIES[0], ENTRIES[2]], {})
+    )
+    assert [site.gain.value for site in found.sites] == [2.0, 2.0]
+    assert [site.verdict for site in found.sites] == ["better", "better"]
+    assert "better than each site's own model by 2.00 [2.00, 2.00]" in found.headline
+
+
+def test_one_class_for_everybody_is_called_so() -> None:
+    shares = dict.fromkeys(("m|personal", "m|global", "local", "constant"), (0.8, 0.8))
+    given = evidence(shares, shares)
+    dull = torch.tensor([[0.0, 1.0]]).expand(200, 2)
+    rows = given.test[0]
+    changed = RowOutputs(
+        rows.sites, rows.site, rows.row, rows.y, {**rows.outputs, "m|global": dull}
+    )
+    found = decide(Evidence(TWO, "acc", [changed], given.val, ENTRIES, {}))
+    assert "m, global model: predicts 'yes' for every row, as a constant would." in found.notes
+
+
+def test_undefined_and_tiny_sites_are_counted_in_words() -> None:
+    rows = outputs(dict.fromkeys(("m|personal", "local", "constant"), (0.8, 0.8)), rows=8)
+    y = torch.where(torch.from_numpy(rows.site) == 1, torch.ones_like(rows.y), rows.y)
+    changed = RowOutputs(rows.sites, rows.site, rows.row, y, rows.outputs)
+    entries = [ENTRIES[0], *ENTRIES[2:]]
+    found = decide(Evidence(TWO, "auc", [changed], [], entries, {}))
+    text = " ".join(found.notes)
+    assert "auc has no value at 1 of 2 sites (all test rows are of one class): b." in text
+    assert "2 of 2 sites have fewer than 10 test rows" in text
+    nowhere = RowOutputs(rows.sites, rows.site, rows.row, torch.ones_like(y), rows.outputs)
+    empty = decide(Evidence(TWO, "auc", [nowhere], [], entries, {}))
+    assert empty.headline.startswith("Nothing can be said: auc has no value at any site")
+
+
+def test_seeds_that_differ_much() -> None:
+    assert seeds_differ("auc", [0.70, 0.84])
+    assert not seeds_differ("auc", [0.80, 0.82])
+    assert seeds_differ("rmse", [20_000, 23_000])
+    assert not seeds_differ("rmse", [20_000, 20_500])
+
+
+def test_figures_as_people_write_them() -> None:
+    assert format_score("rmse", 35245.8967) == "35,246"
+    assert format_score("acc", 0.94567) == "94.6 %"
+    assert format_score("auc", 0.82468) == "0.825"
+    assert format_score("mae", 3.14159) == "3.14"
+    assert format_score("auc", float("nan")) == "—"
+    assert format_difference("acc", -0.0123) == "-1.2 points"
+    assert format_difference("rmse", 4357.2) == "+4,357"
+    assert score_digits("rmse", 23251.6) == 0
+
+
+def test_deciles_are_the_worst_side_of_the_metric() -> None:
+    values = torch.arange(11, dtype=torch.float64)
+    rows = torch.ones(11)
+    assert mean_scores(values, rows, higher_is_better=True).worst_decile == pytest.approx(1)
+    assert mean_scores(values, rows, higher_is_better=False).worst_decile == pytest.approx(9)
+    weighted = mean_scores(torch.tensor([1.0, 3.0]), torch.tensor([3, 1]), higher_is_better=True)
+    assert (weighted.mean, weighted.weighted) == (2.0, 1.5)
