@@ -8,7 +8,7 @@ over sites of the score on each site's own held-out rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ POOLED = "pooled linear"
 SITES = "each site's linear"
 WAYS = (POOLED, SITES, *METHODS, *(f"{method}, linear" for method in METHODS))
 SIDES = ("global", "personal")
+SCORE_MARGIN = 0.005  # of AUC or concordance, below pooled
+ERROR_MARGIN = 0.01  # of the pooled error
 Floats = NDArray[np.float64]
 
 
@@ -259,28 +261,32 @@ def scores(results: Results) -> list[str]:
     return table(["table", "score", "splits", *WAYS], rows)
 
 
+def _means(results: Results, data: str, ways: Sequence[str]) -> list[float | None]:
+    """Mean scores over complete splits: the decision among ways, pooled, each site's own."""
+    splits = _complete(results, data)
+    decided = mean(
+        _decided([r for way in ways for r in results.where(data=data, split=split, way=way)])
+        for split in splits
+    )
+    references = [
+        mean(
+            record.result.get("test")
+            for record in results.where(data=data, way=way)
+            if record["split"] in splits
+        )
+        for way in (POOLED, SITES)
+    ]
+    return [decided, *references]
+
+
 def verdicts(results: Results) -> list[str]:
     """The decision by validation loss beside scikit-learn, in means over splits."""
     rows = []
     for data in TABLES:
         metric = METRICS.get(data, "auc")
-        splits = _complete(results, data)
-        references = [
-            mean(
-                record.result.get("test")
-                for record in results.where(data=data, way=way)
-                if record["split"] in splits
-            )
-            for way in (POOLED, SITES)
-        ]
         row: list[Any] = [data, metric]
         for ways in (METHODS, WAYS[2:]):
-            value = mean(
-                _decided(
-                    [r for way in ways for r in results.where(data=data, split=split, way=way)]
-                )
-                for split in splits
-            )
+            value, *references = _means(results, data, ways)
             row.append(None if value is None else f"{value:.4f}")
             row += [_gain(value, reference, metric) for reference in references]
         rows.append(row)
@@ -288,6 +294,27 @@ def verdicts(results: Results) -> list[str]:
     for name in ("defaults", "with linear"):
         head += [name, f"{name} - pooled", f"{name} - each site's"]
     return table(head, rows)
+
+
+def aims(results: Results) -> list[str]:
+    """How many tables reach each aim with the defaults, and which do not."""
+    below: dict[str, list[str]] = {"each site's own": [], "pooled": []}
+    for data in TABLES:
+        value, pooled, own = _means(results, data, METHODS)
+        if value is None or pooled is None or own is None:
+            continue
+        is_error = METRICS.get(data) == "rmse"
+        sign = -1 if is_error else 1
+        if sign * (value - own) < 0:
+            below["each site's own"].append(data)
+        margin = ERROR_MARGIN * pooled if is_error else SCORE_MARGIN
+        if sign * (value - pooled) < -margin:
+            below["pooled"].append(data)
+    rows = [
+        [aim, f"{len(TABLES) - len(names)} of {len(TABLES)}", ", ".join(names) or "none"]
+        for aim, names in below.items()
+    ]
+    return table(["aim beside", "tables that reach it", "below it"], rows)
 
 
 def _gain(value: float | None, reference: float | None, metric: str) -> str | None:
@@ -303,5 +330,5 @@ STUDY = Study(
     name="first_door",
     cells=lambda results: grid(options, data=tuple(TABLES), split=SPLITS, way=WAYS),
     measure=measure,
-    tables={"scores": scores, "verdicts": verdicts},
+    tables={"scores": scores, "verdicts": verdicts, "aims": aims},
 )
