@@ -179,7 +179,7 @@ def scores(data: str, results: Results) -> list[str]:
         rows.append(
             [
                 title,
-                spread(_mean(r[side]) for r in found),
+                spread((_mean(r[side]) for r in found), 4 if head != "rmse" else 3),
                 round(fmean(r["rounds"] for r in found)) if more else "",
                 round(fmean(r["megabytes"] for r in found), 1) if more else "",
                 len(found),

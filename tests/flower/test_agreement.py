@@ -4,7 +4,6 @@ simulations give.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -221,12 +220,15 @@ def test_a_site_predicts_and_exports_from_its_own_folder(
 def test_rounds_tell_the_real_seconds_since_the_start(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a watch that shows three seconds more at each look; the time for which a run was stopped
-    does not count.
-    """
-    looks = itertools.count(0.0, 3.0)
-    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(looks)))
-    wire = wire_of(sites, checkpoint_every=1)
+    """Each of three replies takes a second; the time for which a run was stopped does not count."""
+    now = [0.0]
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def reply_after_a_second(client: int, reply: bytes) -> bytes:
+        now[0] += 1.0
+        return reply
+
+    wire = wire_of(sites, reply_after_a_second, checkpoint_every=1)
     settings, out = agreed(wire)[1], tmp_path / "run"
 
     def stop(record: RoundRecord) -> None:
@@ -235,7 +237,7 @@ def test_rounds_tell_the_real_seconds_since_the_start(
 
     with pytest.raises(runs.Interrupted):
         runs.run(settings, out, make_executor=remote(wire), on_round_end=stop)
-    next(looks)
+    now[0] += 100.0
     summary = runs.run(settings, out, make_executor=remote(wire), resume=True)
     assert [record.clock for record in Folder(out).records()] == [3.0, 6.0, 9.0]
     assert (summary.clock, summary.energy) == (9.0, None)

@@ -158,19 +158,39 @@ def test_lines_of_the_log_are_checked_beyond_the_last_checkpoint(tmp_path):
     log = RoundLog(folder, [record(1)])
     log.append(record(2))
     log.append(record(3))
-    assert [one.round for one in folder.stream()] == [1, 2, 3]
     text = (tmp_path / "rounds.jsonl").read_text()
-    (tmp_path / "rounds.jsonl").write_text(text + '{"round": 4, "cli')  # a crash cut it
-    assert [one.round for one in folder.stream()] == [1, 2, 3]
     lines = text.splitlines(keepends=True)
-    (tmp_path / "rounds.jsonl").write_text(lines[0] + lines[2])
-    with pytest.raises(UsageError, match="line 2 is round 3"):
-        folder.records()
-    (tmp_path / "rounds.jsonl").write_text(text.replace('"round": 3', '"round": 4'))
-    with pytest.raises(UsageError, match="is damaged or was edited in line 3"):
-        folder.records()
-    assert len(folder.records(2)) == 2  # a resumed run needs no more
+    with io.locked(tmp_path):  # while the run goes on
+        assert [one.round for one in folder.stream()] == [1, 2, 3]
+        (tmp_path / "rounds.jsonl").write_text(text + '{"round": 4, "cli')  # being written
+        assert [one.round for one in folder.stream()] == [1, 2, 3]
+        (tmp_path / "rounds.jsonl").write_text(lines[0] + lines[2])
+        with pytest.raises(UsageError, match="line 2 is round 3"):
+            folder.records()
+        (tmp_path / "rounds.jsonl").write_text(text.replace('"round": 3', '"round": 4'))
+        with pytest.raises(UsageError, match="is damaged or was edited in line 3"):
+            folder.records()
+        assert len(folder.records(2)) == 2  # a resumed run needs no more
     assert folder.count_rounds() == 2
+
+
+def test_of_a_killed_run_the_rounds_up_to_the_last_checkpoint_count(tmp_path):
+    """Later rounds are not durable: a power cut, or damage, may take any number of them."""
+    folder = Folder(tmp_path)
+    log = RoundLog(folder, [record(1)])
+    log.append(record(2))
+    folder.write({}, log.sync())
+    log.append(record(3))
+    follower = folder.follow()
+    follower.poll()
+    assert [one.round for one in follower.records] == [1, 2]
+    assert [one.round for one in folder.records()] == [1, 2]
+    assert folder.count_rounds() == 3
+    (tmp_path / io.LOCK_FILE).write_text("999999999")  # of a process that is gone
+    assert [one.round for one in folder.records()] == [1, 2]
+    with io.locked(tmp_path):
+        follower.poll()
+        assert [one.round for one in follower.records] == [1, 2, 3]
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):

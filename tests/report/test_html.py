@@ -18,7 +18,7 @@ from equipoise.records.rounds import MeanMinMax
 from equipoise.records.run_dir import Folder, RoundLog
 from equipoise.report import cost_figures, decision_figures, figures, html
 from equipoise.report.blocks import Table, TableCell, TableColumn
-from equipoise.report.run_data import RunData, RunGroup, load_groups, load_run
+from equipoise.report.run_data import RunData, RunGroup, find_run_folders, load_groups, load_run
 from equipoise.report.statistics import pareto_front
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.supervised import ExamplesTask
@@ -511,6 +511,24 @@ def test_damaged_files_are_one_line(
             error = capsys.readouterr().err
             assert re.fullmatch(r"equipoise: .*(is damaged|another version).*\n", error)
             assert name in error
+
+
+def test_a_folder_above_a_comparison_and_a_run_holds_all_their_runs(
+    comparison: Path, tmp_path: Path
+) -> None:
+    """The manifests of comparisons, searches and other folders are none of runs."""
+    shutil.copytree(comparison / "local", tmp_path / "all" / "cmp" / "local")
+    for name in ("compare.json", "manifest.json"):
+        shutil.copy(comparison / name, tmp_path / "all" / "cmp" / name)
+    shutil.copytree(comparison / "fedavg" / "seed-0", tmp_path / "all" / "run")
+    found = find_run_folders(tmp_path / "all")
+    assert [str(one.relative_to(tmp_path / "all")) for one in found] == [
+        *("cmp/local/seed-0", "cmp/local/seed-1", "run")
+    ]
+    (tmp_path / "all" / "run" / "config.json").unlink()
+    assert tmp_path / "all" / "run" in find_run_folders(tmp_path / "all")
+    with pytest.raises(UsageError, match=r"run' is not a run folder: it has no config.json"):
+        load_groups([tmp_path / "all"])
 
 
 def test_a_page_of_several_runs_overwrites_none_of_theirs(

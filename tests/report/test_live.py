@@ -12,6 +12,7 @@ from equipoise.records.run_dir import Folder
 from equipoise.report import terminal_live
 from equipoise.report.terminal import SPARKLINE_BLOCKS, format_duration, sparkline
 from equipoise.report.terminal_live import RunFollower
+from equipoise.utils.io import locked
 from helpers_records import line, scores, write_run
 
 
@@ -49,7 +50,7 @@ def test_durations() -> None:
 def test_a_run_that_grows(growing: Path) -> None:
     tail = RunFollower(growing)
     assert "no round has ended yet" in shown([tail])
-    with open(growing / "rounds.jsonl", "w") as file:
+    with locked(growing), open(growing / "rounds.jsonl", "w") as file:
         file.write(log(1, 0.5) + log(2, 0.75) + '{"round": 3, "tr')  # the third is being written
         file.flush()
         text = shown([tail])
@@ -57,7 +58,7 @@ def test_a_run_that_grows(growing: Path) -> None:
         assert "75.00 %" in text
         assert "2.00 MB up, 4.00 MB down" in text
         file.seek(0, 2)
-    (growing / "rounds.jsonl").write_text(log(1, 0.5))  # a resume goes back to its checkpoint
+    Folder(growing).rounds.write(log(1, 0.5))  # a resume goes back to its checkpoint
     assert "round 1/40" in shown([tail])
     Folder(growing).summary.write("{}")
     assert "round 1/40, finished" in shown([tail])

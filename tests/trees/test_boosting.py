@@ -122,16 +122,17 @@ def test_categories_are_split_into_sets():
 
 
 def test_leaves_have_enough_rows_and_gain():
-    sums = np.zeros((1, 1, 4, 3))
-    sums[0, 0, :3] = [[-1.0, 1.0, 1], [1.0, 1.0, 5], [1.0, 1.0, 5]]
-    all_features = np.ones((1, 1), np.bool_)
-    gain, feature, last_bin, *_ = find_splits(sums, all_features, NUMBERS, 1.0, 0.0, 0)
+    sums = np.zeros((1, 4, 3))
+    sums[0, :3] = [[-1.0, 1.0, 1], [1.0, 1.0, 5], [1.0, 1.0, 5]]
+    all_features = np.ones(1, np.bool_)
+    cells = (sums, NUMBERS, np.array([[0, 4]]))
+    gain, feature, last_bin, *_ = find_splits(*cells, all_features, NUMBERS, 1.0, 0.0, 0)
     assert (feature[0], last_bin[0]) == (0, 0)
     assert gain[0] == pytest.approx(1.0 + 2.0 - 1.0 / 3.0)
-    _, feature, last_bin, *_ = find_splits(sums, all_features, NUMBERS, 5.0, 0.0, 0)
+    _, feature, last_bin, *_ = find_splits(*cells, all_features, NUMBERS, 5.0, 0.0, 0)
     assert (feature[0], last_bin[0]) == (0, 1)
-    assert find_splits(sums, all_features, NUMBERS, 6.0, 0.0, 0)[1][0] == -1
-    assert find_splits(sums, ~all_features, NUMBERS, 1.0, 0.0, 0)[1][0] == -1
+    assert find_splits(*cells, all_features, NUMBERS, 6.0, 0.0, 0)[1][0] == -1
+    assert find_splits(*cells, ~all_features, NUMBERS, 1.0, 0.0, 0)[1][0] == -1
 
 
 def test_cox_gradients_are_those_of_autograd():
@@ -187,16 +188,18 @@ def test_bins_of_few_values_separate_them_all():
     x = np.repeat(np.array([-2.0, 0.1, 0.11, 5.0, 1234.5], np.float32), 7)[:, None]
     rows = rows_of_clients(x, np.zeros(35), [20, 15])
     edges = personal.common_edges(rows, 10)
-    bins = bin_rows(x, edges, NUMBERS, 10)[:, 0]
-    assert bins[::7].tolist() == [0, 1, 2, 3, 9]  # the last bin holds what is above all ends
+    offsets = binning.cell_offsets(edges, NUMBERS)
+    bins = bin_rows(x, edges, NUMBERS, offsets)[:, 0]
+    assert bins[::7].tolist() == [0, 1, 2, 3, 4]
+    assert offsets.tolist() == [0, 6]  # and one bin of missing values
     assert (np.diff(edges[0]) >= 0).all()
-    assert np.flatnonzero(binning.used_bins(edges, NUMBERS)[0]).tolist() == [0, 1, 2, 3, 9, 10]
 
 
 def test_bins_hold_nearly_equal_numbers_of_rows():
     x = np.random.default_rng(0).lognormal(size=(20_000, 1)).astype(np.float32)
     edges = personal.common_edges(rows_of_clients(x, np.zeros(20_000), [20_000]), 50)
-    counts = np.bincount(bin_rows(x, edges, NUMBERS, 50)[:, 0], minlength=50)
+    offsets = binning.cell_offsets(edges, NUMBERS)
+    counts = np.bincount(bin_rows(x, edges, NUMBERS, offsets)[:, 0], minlength=50)
     assert counts.min() > 200
     assert counts.max() < 700
 
@@ -213,8 +216,9 @@ def test_counts_of_clients_add_up_to_those_of_all_rows():
 def test_a_column_without_values_has_one_bin():
     x = np.full((5, 1), MISSING_INPUT, np.float32)
     edges = personal.common_edges(rows_of_clients(x, np.zeros(5), [5]), 4)
-    assert bin_rows(x, edges, NUMBERS, 4)[:, 0].tolist() == [4] * 5
-    assert binning.used_bins(edges, NUMBERS)[0].tolist() == [True, False, False, True, True]
+    offsets = binning.cell_offsets(edges, NUMBERS)
+    assert offsets.tolist() == [0, 3]
+    assert bin_rows(x, edges, NUMBERS, offsets)[:, 0].tolist() == [2] * 5
 
 
 # --- sums of clients

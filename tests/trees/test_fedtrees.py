@@ -187,6 +187,7 @@ def test_early_stopping_drops_trees_after_the_best():
     assert not bool(simulated.params["value"][kept:].any())
     assert len(logs) <= 2 + 3 * (kept + 3) + 2
     assert f"{kept} trees" in logs[-1].stop
+    assert logs[-1].test is not None  # the last round is scored, wherever it falls
 
 
 def test_local_boosting_uses_own_rows_alone():

@@ -155,6 +155,19 @@ def open_in_python(folder: Path, beside: Path) -> object:
     return repr(found)
 
 
+def evaluate(folder: Path, beside: Path) -> object:
+    labelled = beside.parent / "data" / "north.csv"
+    return cli("evaluate", folder, labelled, "--client", "north")
+
+
+def certify(folder: Path, beside: Path) -> object:
+    return cli("certify", folder, "--samples", "1").replace(str(folder), "")
+
+
+def show_config(folder: Path, beside: Path) -> object:
+    return cli("config", "show", folder)
+
+
 def watch(folder: Path, beside: Path) -> object:
     return cli("watch", folder)
 
@@ -164,12 +177,17 @@ def resume(folder: Path, beside: Path) -> object:
         shown = cli("resume", folder)
     if folder.name == "interrupted":
         return {name: repr(content) for name, content in result(folder).items()}
+    if folder.name == "comparison":
+        return (folder / "table.csv").read_text()  # written anew
     return shown  # what a finished run shows comes from its summary alone
 
 
 COMMANDS: dict[str, list[Command]] = {
-    "finished": [predict, predict_personal, export, report, open_in_python, watch, resume],
-    "interrupted": [report, open_in_python, watch, resume],
+    "finished": [
+        *(predict, predict_personal, export, report, open_in_python, watch, resume),
+        *(evaluate, certify, show_config),
+    ],
+    "interrupted": [report, open_in_python, watch, resume, show_config],
     "comparison": [report, watch, resume],
 }
 

@@ -136,7 +136,9 @@ def test_a_folder_of_another_version_is_refused_in_one_line(recorded, unfinished
     before = contents(unfinished)
     out = ["--out", str(unfinished)]
     commands = {name: [name, str(unfinished)] for name in OPENERS}
-    commands["predict"] += ["rows.csv", "--out", "predicted.csv"]
+    rows = unfinished.parent / "rows.csv"
+    rows.write_text("x\n1\n")
+    commands["predict"] += [str(rows), "--out", "predicted.csv"]
     for command in (
         *commands.values(),
         [*RUN, "--resume", *out],

@@ -36,6 +36,7 @@ def flower(arguments: list[str]) -> int:
         "register": _register,
         "proxy": _proxy,
         "doctor": _doctor,
+        "dry-run": _dry_run,
     }
     return run_subcommand("flower", about, subcommands, arguments)
 
@@ -204,3 +205,24 @@ def _doctor(arguments: list[str]) -> int:
             file=sys.stderr if finding.verdict == "wrong" else sys.stdout,
         )
     return int(any(finding.verdict == "wrong" for finding in findings))
+
+
+def _dry_run(arguments: list[str]) -> int:
+    """Print what would leave a node."""
+    about = (
+        "Print exactly what would leave a node in a run: no server is contacted, and nothing is "
+        "kept."
+    )
+    parser = Parser("flower dry-run", about)
+    parser.add_argument("folder", help="the app's folder, as the server's operator sent it")
+    parser.add_argument("--data", default="", help="the node's data folder")
+    parser.add_argument("--client", type=int, default=0, help="the client's number (default: 0)")
+    parser.add_argument("--rules", help="the node's egress rules (node.toml)")
+    values = parser.parse(arguments)
+    from equipoise.flower.dry_run import describe_egress
+    from equipoise.flower.egress import NO_RULES, EgressRules
+
+    rules = EgressRules.load(Path(values.rules)) if values.rules else NO_RULES
+    for line in describe_egress(Path(values.folder), values.client, values.data, rules):
+        print(line)
+    return 0

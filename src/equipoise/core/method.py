@@ -332,6 +332,10 @@ class Method(Options):
         """
         return server.state
 
+    def ends_after(self, server: Server) -> bool:
+        """Return whether the run ends after this round, which is then scored."""
+        return False
+
     def should_stop(self, server: Server) -> str | None:
         """Return the reason to end the run after this round, or None (decision 0)."""
         return None

@@ -5,6 +5,7 @@ A method declares a range per value. A client that reports a value outside of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,6 +58,8 @@ LOSS = ValueRange(0.0, MAX_LOSS)
 """A mean loss over a client's rows. Larger values mean that training has diverged."""
 COUNT = ValueRange(0.0, 1e12)
 """Numbers of visits or examples."""
+CHECKED_BY_METHOD = ValueRange(-math.inf, math.inf)
+"""For large values that `Method.check_updates` checks in one pass."""
 DEFAULT_RANGE = ValueRange(-1e6, 1e6)
 """For values whose range a method has not declared."""
 
@@ -108,6 +111,8 @@ def validate_reports(ranges: Mapping[str, ValueRange], updates: ClientUpdate) ->
     violations: dict[int, str] = {}
     for name, value in (*_named_leaves(updates.metrics), *_named_leaves(updates.extra)):
         allowed = ranges.get(name, ranges.get(name.split("/")[0], DEFAULT_RANGE))
+        if allowed is CHECKED_BY_METHOD:
+            continue
         wrong = allowed.first_violation(value)
         for row in torch.nonzero(~wrong.isnan()).flatten().tolist():
             reason = f"its {name} is {float(wrong[row]):.6g}: must lie in {allowed}"

@@ -131,6 +131,10 @@ class DelegatingMethod(Method):
         state = self.inner.learn(server.scoped("base"), ids, updates)
         return {**server.state, "base": state}
 
+    def ends_after(self, server: Server) -> bool:
+        """Forward to the inner method."""
+        return self.inner.ends_after(server.scoped("base"))
+
     def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
         """Forward to the inner method."""
         return self.inner.check_updates(sent, updates)

@@ -77,6 +77,7 @@ def certify_run(
     folder.demand()
     if not (folder.summary.exists() and folder.checkpoint.exists()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
+    summary = folder.read_summary()  # a damaged one is refused before any work
     settings = settings or settings_in(folder.read_config())
     if settings.timing.carries_stale_updates:
         raise UsageError(
@@ -93,7 +94,7 @@ def certify_run(
     with checkpoint.locked(path):
         Checkpoint(folder, simulation).load()
         certificate = certify(simulation, samples, on_progress=on_progress)
-        folder.write_summary(replace(folder.read_summary(), certificate=certificate))
+        folder.write_summary(replace(summary, certificate=certificate))
     return certificate
 
 

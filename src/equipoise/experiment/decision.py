@@ -39,6 +39,7 @@ from equipoise.records.summary import validation_score
 from equipoise.report import html
 from equipoise.report.run_data import find_run_folders
 from equipoise.training.objectives import objective_of
+from equipoise.utils.errors import DamagedFile
 from equipoise.utils.metrics import (
     format_score,
     higher_is_better,
@@ -109,6 +110,8 @@ def conclude(path: Path) -> str:
     """
     try:
         write_decision(path)
+    except DamagedFile:
+        raise
     except Exception as error:  # a verdict never fails a run
         return f"no decision: {type(error).__name__}: {error}; {html.try_write_report(path)}"
     return html.try_write_report(path)

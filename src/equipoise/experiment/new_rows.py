@@ -41,7 +41,7 @@ from equipoise.records import codec
 from equipoise.records.client_table import csv_text
 from equipoise.records.decision import Choice, Decision
 from equipoise.records.manifest import CheckedFile, CheckedFolder
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import ComparisonFolder, Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
 from equipoise.utils import io as files
@@ -290,7 +290,7 @@ def find_models(path: Path) -> Path:
     Raises:
         UsageError: If the folder is a comparison without a choice; the text says what to do.
     """
-    if (path / CHOICE_FILE).is_file() or not (path / "compare.json").is_file():
+    if (path / CHOICE_FILE).is_file() or not ComparisonFolder(path).begun():
         return path
     chosen = path / CHOICE_FOLDER
     if (chosen / CHOICE_FILE).is_file():

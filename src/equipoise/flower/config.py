@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config.schema import Options, option
+from equipoise.flower.egress import NO_RULES, EgressRules
 from equipoise.privacy.budget import DEFAULT_DELTA
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
@@ -96,6 +97,7 @@ class NodeConfig:
         max_clients: Largest number of clients in a secure sum that the owner believes in. More
             keys are refused, and the budget counts on no more. If ``None``, 100 keys are accepted
             and an upload costs as much as one that the server sees alone.
+        rules: What may leave this client.
     """
 
     client: int
@@ -105,6 +107,7 @@ class NodeConfig:
     max_delta: float = DEFAULT_DELTA
     name: str = ""
     max_clients: int | None = None
+    rules: EgressRules = NO_RULES
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> NodeConfig:
@@ -143,4 +146,11 @@ class NodeConfig:
                 f"the node's max-clients is {max_clients!r}: must be a whole number from "
                 f"{MIN_CLIENTS} to {MAX_CLIENTS}"
             )
-        return cls(client, Path(state), str(table.get("data", "")), most, delta, name, max_clients)
+        rules_file = table.get("rules", "")
+        if not isinstance(rules_file, str) or (rules_file and not Path(rules_file).is_absolute()):
+            raise UsageError(
+                f"the node's rules are {rules_file!r}: must be the absolute path of a node.toml"
+            )
+        rules = EgressRules.load(Path(rules_file)) if rules_file else NO_RULES
+        data = str(table.get("data", ""))
+        return cls(client, Path(state), data, most, delta, name, max_clients, rules)

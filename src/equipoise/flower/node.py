@@ -30,6 +30,7 @@ from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
 from equipoise.flower.codec import InvalidMessage, Metadata, PreparationMissing
 from equipoise.flower.config import NodeConfig
+from equipoise.flower.egress import EgressCounter
 from equipoise.flower.secagg import SecureSumMember
 from equipoise.flower.table_agreement import (
     PreprocessingAgreement,
@@ -118,6 +119,7 @@ class Node:
                 return codec.encode({}, self._introduction())
             if kind == "statistics":
                 self.budget.check()
+                self.config.rules.check_statistics(self.raw.num_train_rows if self.raw else 0)
                 return codec.encode(
                     {}, client_statistics(self.settings, self.config.client, self.config.name)
                 )
@@ -135,8 +137,10 @@ class Node:
             return encode_error(error)
 
     def _introduction(self) -> Metadata:
-        """Introduce this client; with noise or a budget, its number of samples is hidden."""
-        if self.settings.privacy.has_noise or self.config.max_epsilon is not None:
+        """Introduce this client; with noise, a budget or a rule, its samples are hidden."""
+        config = self.config
+        is_hidden = config.max_epsilon is not None or not config.rules.samples
+        if self.settings.privacy.has_noise or is_hidden:
             samples = 1
         elif self.raw:
             samples = self.raw.num_train_rows
@@ -148,6 +152,10 @@ class Node:
             "samples": samples,
             "version": __version__,
         }
+
+    def _num_rows(self, split: str) -> int:
+        """Return the number of this client's rows in a split."""
+        return int(self.task.num_rows(self.id.reshape(1), split)[0])
 
     def _prepare(self, metadata: Metadata, disk: ClientStateStore) -> None:
         """Apply the preprocessing that the server sent with this message or an earlier one."""
@@ -172,10 +180,19 @@ class Node:
         if self.raw:
             self._prepare(metadata, disk)
         own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
+        num_rows = self._num_rows("test")
+        rules = self.config.rules
+        may_leave = {name: rules.may_leave(name, num_rows) for name in own.scores}
+        baselines = _without_nan(own.beside)
+        if not rules.may_leave(self.task.info.metric, num_rows):
+            baselines = dict.fromkeys(baselines)
         return {
             "client": self.config.client,
-            "scores": _without_nan(own.scores),
-            "baselines": _without_nan(own.beside),
+            "scores": {
+                name: value if may_leave[name] else None
+                for name, value in _without_nan(own.scores).items()
+            },
+            "baselines": baselines,
         }
 
     def _round(self, tree: State, metadata: Metadata) -> tuple[State, Metadata]:
@@ -196,8 +213,15 @@ class Node:
                 "its frozen parameters are not the server's: give both the same file "
                 "(--init-weights) or folder (--pretrained)"
             )
+        EgressCounter(self.config.state_dir / "egress.json", self.config.rules).count_round(run)
         reply, is_lost = self._train(tree, metadata, disk, round, accepted_round)
+        num_rows = {split: self._num_rows(split) for split in reply.scores}
+        scores, withheld = self.config.rules.withhold_scores(reply.scores, num_rows)
+        reply = replace(reply, scores=scores)
         metadata = {**self._introduction(), "run": run, "round": round, "lost": is_lost}
+        if withheld:
+            LOG.info("round %d: withheld by this node's rules: %s", round, ", ".join(withheld))
+            metadata["withheld"] = withheld
         if isinstance(self.method, SecureAggregation):
             # The upload stays here until its masks are agreed on.
             keys = member.start_round(self.method, round, reply.update)
@@ -244,6 +268,8 @@ class Node:
             message = decode_message(tree, metadata, initial, self.task.info.blocks)
             splits = () if settings.privacy.has_noise else _splits(metadata)
             result = executor.run_client(round, splits, self.id, message, before)
+        result = strip_unprotected(self.method, result)
+        self.config.rules.check_decisions(result)
         after = result.client_state
         try:
             codec.check_finite(to_dict(after), "after training, client")
@@ -255,7 +281,7 @@ class Node:
             after = before
         disk.save(round, to_dict(replace(after, personal=None)), accepted_round)
         self._save_model(disk, after.local_params if after.personal is None else after.personal)
-        return strip_unprotected(self.method, replace(result, client_state=after)), is_lost
+        return replace(result, client_state=after), is_lost
 
     def _save_model(self, disk: ClientStateStore, model: Params) -> None:
         """Save the model that this client would use now, for ``predict`` and ``export``."""

@@ -272,6 +272,10 @@ class RemoteExecutor(Executor):
             if isinstance(error, PreparationMissing):
                 self._unprepared.add(client)
             raise InvalidMessage(f"reply refused: {error}") from error
+        if withheld := metadata.get("withheld"):
+            LOG.warning(
+                "round %d: the rules of client %d's owner keep %.200s", round, client, withheld
+            )
         if metadata.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
         return replace(reply, client_state=_accepted_in(torch.tensor(round))), metadata

@@ -31,6 +31,7 @@ from equipoise.core import (
     equal_weights,
     option,
 )
+from equipoise.core.report_validation import CHECKED_BY_METHOD
 from equipoise.trees import binning, interface
 from equipoise.trees.arrays import Flags
 from equipoise.trees.config import TreeOptions
@@ -69,7 +70,7 @@ class FedTrees(Method):
     )
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
-        "sums": ValueRange(-MAX_SUM, MAX_SUM),
+        "sums": CHECKED_BY_METHOD,
         "cells": ValueRange(0.0, MAX_SUM),
         "target": ValueRange(-MAX_SUM, MAX_SUM),
         "val": ValueRange(0.0, MAX_SUM),
@@ -175,8 +176,8 @@ class FedTrees(Method):
         if "sums" not in updates.extra:
             return {}
         num_categories = sent["num_categories"].numpy().astype(np.int64)
-        is_used = binning.used_bins(sent["edges"].numpy(), num_categories)
-        return impossible_sums(updates.extra["sums"].numpy(), is_used, *sent["limits"].tolist())
+        offsets = binning.cell_offsets(sent["edges"].numpy(), num_categories)
+        return impossible_sums(updates.extra["sums"].numpy(), offsets, *sent["limits"].tolist())
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """Choose bins, or split the open nodes, and go on to the next stage, tree or level."""
@@ -232,14 +233,13 @@ class FedTrees(Method):
                 return state
         trees = Trees.from_params({name: value[None] for name, value in params.items()}).copy()
         edges = params["edges"].numpy()
-        is_used = binning.used_bins(edges, task.num_categories)
-        whole = np.zeros((*sums["sums"].shape[:2], *is_used.shape, 3))
-        whole[:, :, is_used] = sums["sums"].numpy()
+        offsets = binning.cell_offsets(edges, task.num_categories)
         num_split = split_level(
             trees.iteration(tree),
             level,
-            whole[None],
+            sums["sums"].numpy()[None],
             edges[None],
+            offsets[None],
             task.num_categories,
             _columns(server.seed, tree, len(task.num_categories), options.column_sample),
             options,
@@ -253,6 +253,10 @@ class FedTrees(Method):
         if is_flat or int(progress[TREE]) == options.trees:
             progress[STAGE] = interface.OWN_TREES
         return state
+
+    def ends_after(self, server: Server) -> bool:
+        """Return whether this is the round of own trees."""
+        return int(server.params["progress"][STAGE]) >= interface.OWN_TREES
 
     def should_stop(self, server: Server) -> str | None:
         """Stop when all trees are grown."""

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from equipoise.utils import io, serialization
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import DamagedFile, UsageError
 from equipoise.utils.pytree import Params, State
 from equipoise.utils.record import Record, from_json
 
@@ -152,8 +152,14 @@ class CheckedFolder:
             before = files
             files = self._read_manifest()
             if files == before:  # otherwise a running command has just replaced the file
-                raise UsageError(self._difference(path, name in files))
+                raise DamagedFile(self._difference(path, name in files))
         return path
+
+    def covered_bytes(self, name: str) -> int:
+        """Return how many bytes of a log the manifest covers; raise like `verify`."""
+        path = self.verify(name)
+        states = [state for state in self.states(name) if state and _matches(path, state)]
+        return max(state.size for state in states)
 
     def write(
         self, contents: Mapping[str, Content], logs: Mapping[str, FileState] | None = None
@@ -247,13 +253,13 @@ class CheckedFolder:
         except FileNotFoundError as error:
             if or_empty:
                 return {}
-            raise UsageError(
+            raise DamagedFile(
                 f"'{path}' is missing: without it nothing in the folder can be trusted; "
                 "restore it, or begin a new run"
             ) from error
         manifest = from_json(Manifest, text, f"'{path}'")
         if manifest.sha256 != _digest(manifest.files):
-            raise UsageError(f"'{path}' is damaged or was edited: its checksum does not match")
+            raise DamagedFile(f"'{path}' is damaged or was edited: its checksum does not match")
         return manifest.files
 
     def _write_manifest(self, files: dict[str, States]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -109,6 +110,10 @@ class Folder(CheckedFolder):
     def has_config(self) -> bool:
         """Return whether this is the folder of a run: whether it has a config."""
         return (self.path / CONFIG).is_file()
+
+    def is_run(self) -> bool:
+        """Return whether this is the folder of a run, also if its config was deleted."""
+        return self.has_config() or bool(self.states(CONFIG))
 
     def demand(self) -> None:
         """Raise ``UsageError`` if this is no folder of a run, or a damaged or older one."""
@@ -246,18 +251,29 @@ class Folder(CheckedFolder):
 
     # ------------------------------------------------------------------ rounds
 
-    def stream(self) -> Iterator[RoundRecord]:
-        """Iterate over the rounds on disk; a last line that a crash cut is ignored.
+    def stream(self, with_lost: bool = False) -> Iterator[RoundRecord]:
+        """Iterate over the rounds of the run.
+
+        Of a run that was killed these are the rounds up to its last checkpoint: later ones are
+        lost, and computed again when it is resumed.
+
+        Args:
+            with_lost: Whether to add the lost rounds that are still on disk.
+
+        Yields:
+            The rounds; a last line that is not complete is ignored.
 
         Raises:
             UsageError: If a line was damaged or edited.
         """
         if not self.rounds.exists():
             return
-        path = self.verify(self.rounds.name)
-        with path.open("rb") as lines:
+        with_tail = with_lost or io.is_locked(self.path)
+        left = sys.maxsize if with_tail else self.covered_bytes(self.rounds.name)
+        with self.verify(self.rounds.name).open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
+                left -= len(line)
+                if left < 0 or not line.endswith(b"\n"):
                     return
                 yield self.parse_line(line, number)
 
@@ -266,10 +282,10 @@ class Folder(CheckedFolder):
         return list(islice(self.stream(), limit))
 
     def count_rounds(self) -> int:
-        """Return the number of rounds on disk before the first damaged one."""
+        """Return the number of rounds on disk, also lost ones, before the first damaged one."""
         count = 0
         try:
-            for record in self.stream():
+            for record in self.stream(with_lost=True):
                 count = record.round
         except UsageError:  # a resumed run computes these rounds again
             pass
@@ -370,6 +386,8 @@ class LogFollower:
             return
         path = folder.verify(folder.rounds.name)
         size = path.stat().st_size
+        if not io.is_locked(folder.path):  # rounds after the last checkpoint of a killed run
+            size = folder.covered_bytes(folder.rounds.name)
         if size < self._offset:
             self.records = []
             self._offset = 0
@@ -377,7 +395,7 @@ class LogFollower:
             return
         with path.open("rb") as file:
             file.seek(self._offset)
-            text = file.read()
+            text = file.read(size - self._offset)
         end = text.rfind(b"\n") + 1
         self._offset += end
         for line in text[:end].splitlines(keepends=True):

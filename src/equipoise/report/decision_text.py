@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from equipoise.records.client_table import spreadsheet_cell
 from equipoise.records.decision import Candidate, Decision, SiteDecision
 from equipoise.report.blocks import Block, Heading, Notes, Table, TableCell, TableColumn
 from equipoise.report.terminal import fit_table
@@ -177,5 +178,7 @@ def write_sites_csv(decision: Decision, path: Path) -> None:
             for number in ((one.value, one.low, one.high) if one else (None, None, None))
         ]
         cells = ["" if number is None else f"{number:.6g}" for number in numbers]
-        writer.writerow([site.name, site.test_rows, *cells, site.verdict, site.model])
+        writer.writerow(
+            [spreadsheet_cell(site.name), site.test_rows, *cells, site.verdict, site.model]
+        )
     files.write_text(path, text.getvalue())

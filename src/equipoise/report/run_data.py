@@ -210,7 +210,7 @@ def find_run_folders(path: Path) -> list[Path]:
     # A run whose config was deleted still has its manifest, and is refused when it is read.
     named = {file.parent for name in (CONFIG, MANIFEST_FILE) for file in path.rglob(name)}
     final = {path, path / CHOICE, *(path / CHOICE).rglob("*")}  # models of 'equipoise choose'
-    folders = sorted(folder for folder in named if folder not in final)
+    folders = sorted(one for one in named - final if Folder(one).is_run())
     if not folders:
         raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
     comparison = ComparisonFolder(path)

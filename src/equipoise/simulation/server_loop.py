@@ -253,7 +253,8 @@ class FederatedSimulation:
         )
         method = self.method.at(round, config.num_rounds)
         splits: tuple[str, ...] = ()
-        if round == config.num_rounds or round % config.eval_every == 0:
+        is_last = round == config.num_rounds or method.ends_after(server)
+        if is_last or round % config.eval_every == 0:
             splits = tuple(split for split in ("test", "val") if self.task.has_split(split))
         return _CurrentRound(method, server, splits, started)
 

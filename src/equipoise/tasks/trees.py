@@ -248,8 +248,7 @@ class TreesTask(ExamplesTask):
             (own.start, own.size),
             self._sample(ids, own, tree, seed),
         )
-        is_used = binning.used_bins(edges, self.num_categories)
-        found = {"sums": torch.from_numpy(sums[:, :, :, is_used])}
+        found = {"sums": torch.from_numpy(sums)}
         if level == 0:
             found["val"] = torch.from_numpy(self._val_sums(ids, params, tree))
         return found

@@ -81,17 +81,19 @@ def fit(
         if name not in request.trainable
     }
     request = batching.without_batch_stats(task, request)
-    params = {
-        name: _trainable_copy(value, None if is_sorted else sort, name in task.transposed_params)
-        for name, value in request.params.items()
-    }
+    reorder = None if is_sorted else sort
     aux = _index(request.aux, sort)
     optimizer = _BatchedSgd(request, rng, sort)
-    padded = _padded_linear(task, request, rng, params, split.x)
+    padded = _padded_linear(task, request, rng, reorder, split.x)
     if padded:
+        params: Params = {}  # the padded copy is the only one
         step_fn = _closed_form_step(padded, request, rng, sort)
         inputs = task.pad_inputs(split.x)
     else:
+        params = {
+            name: _trainable_copy(value, reorder, name in task.transposed_params)
+            for name, value in request.params.items()
+        }
         step_fn = _gradient_step(task, request, optimizer)
         inputs = split.x
     rows = rows.to(inputs.device)
@@ -100,6 +102,7 @@ def fit(
     num_active = np.searchsorted(-steps, -np.arange(int(steps[0]) if len(steps) else 0)).tolist()
     active_params = params
     active_aux = aux
+    previous = len(clients)
     for step, active in enumerate(num_active):
         batch_rows = rows[step, :active]
         y = labels[step, :active]
@@ -108,7 +111,8 @@ def fit(
         if not padded:
             x = task.prepare(x)
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
-        if active < len(next(iter(active_params.values()))):
+        if active < previous:
+            previous = active
             active_params = {name: value[:active] for name, value in params.items()}
             active_aux = _index(aux, slice(active))
         for repetition in range(request.steps_per_batch):
@@ -192,7 +196,7 @@ class _BatchedSgd:
 
 
 def _padded_linear(
-    task: Network, request: LocalTrainRequest, rng: RngContext, params: Params, rows: Tensor
+    task: Network, request: LocalTrainRequest, rng: RngContext, order: Tensor | None, rows: Tensor
 ) -> PaddedLinear | None:
     """Return the padded model if the fused closed form applies, otherwise None.
 
@@ -212,7 +216,7 @@ def _padded_linear(
         or rng.training.momentum
         or rng.training.max_grad_norm
     )
-    return None if has_correction else PaddedLinear(names, params)
+    return None if has_correction else PaddedLinear(names, request.params, order)
 
 
 def _closed_form_step(
@@ -348,18 +352,19 @@ def linear_param_names(module: nn.Module) -> LinearParamNames | None:
     return f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None
 
 
-def softmax_error(logits: Tensor, y: Tensor) -> Tensor:
+def softmax_error(logits: Tensor, y: Tensor, minus_one: Tensor) -> Tensor:
     """Compute `softmax(logits) - onehot(y)`, the derivative of cross-entropy by the logits.
 
     Args:
         logits: Logits, `[..., C]`.
         y: Labels, `[...]`.
+        minus_one: The number -1 with as many axes as the logits.
 
     Returns:
         Errors, `[..., C]`.
     """
     y = y.unsqueeze(-1)
-    return torch.softmax(logits, -1).scatter_add_(-1, y, logits.new_full((), -1.0).expand(y.shape))
+    return torch.softmax(logits, -1).scatter_add_(-1, y, minus_one.expand(y.shape))
 
 
 def linear_gradients(
@@ -379,7 +384,8 @@ def linear_gradients(
     Returns:
         Gradients by name, `[K, C, F]` and `[K, C]`.
     """
-    error = softmax_error(logits, y).mul_(weight)
+    minus_one = logits.new_full((1,) * logits.dim(), -1.0)
+    error = softmax_error(logits, y, minus_one).mul_(weight)
     result = {names[0]: torch.bmm(error.transpose(1, 2), x.flatten(2))}
     if names[1] is not None:
         result[names[1]] = error.sum(1)
@@ -410,22 +416,28 @@ class PaddedLinear:
     batched product, in place.
     """
 
-    def __init__(self, names: LinearParamNames, stack: Params) -> None:
+    def __init__(self, names: LinearParamNames, stack: Params, order: Tensor | None = None) -> None:
         """Copy the parameters into the padded tensor.
 
         Args:
             names: Names of weight and bias.
             stack: Weights `[K, C, F]` and biases `[K, C]`, by name.
+            order: Order of the models `[K]`; None for that of the stack.
         """
         weight = stack[names[0]]
+        bias = stack[names[1] or ""]
+        if order is not None:
+            weight = weight[order]
+            bias = bias[order]
         self.names = names
         clients, self.classes, self.features = weight.shape
         self.weights = weight.new_zeros(
             clients, _round_up(self.features + 1), _round_up(self.classes)
         )
         self.weights[:, : self.features, : self.classes] = weight.transpose(1, 2)
-        self.weights[:, self.features, : self.classes] = stack[names[1] or ""]
+        self.weights[:, self.features, : self.classes] = bias
         self.weights[:, self.features, self.classes :] = PADDED_CLASS_BIAS
+        self._minus_one = weight.new_full((1, 1, 1), -1.0)
 
     def step(
         self, x: Tensor, y: Tensor, rate: Tensor | float, decay_factor: Tensor | float
@@ -440,7 +452,7 @@ class PaddedLinear:
             decay_factor: 1 - lr * weight decay, one number or `[A, 1, 1]`.
         """
         weights = self.weights[: len(x)]
-        error = softmax_error(torch.bmm(x, weights), y)
+        error = softmax_error(torch.bmm(x, weights), y, self._minus_one)
         scale = -1.0
         if isinstance(rate, Tensor):
             error.mul_(rate)

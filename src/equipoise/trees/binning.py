@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.data.transforms import MISSING_INPUT
-from equipoise.trees.arrays import Flags, Floats, Floats32, Ints
+from equipoise.trees.arrays import Floats, Floats32, Ints
 
 NUM_CUTS = 1023
 """Cuts of a grid: they make 1024 cells."""
@@ -125,23 +125,21 @@ def _ends(cuts: Floats, counts: Floats, num_bins: int) -> list[float]:
     return ends
 
 
-def used_bins(edges: Floats, num_categories: Ints) -> Flags:
-    """Return which bins can hold rows.
+def cell_offsets(edges: Floats, num_categories: Ints) -> Ints:
+    """Number the bins of all features one after another.
+
+    A number has a bin below each distinct end, one above all ends and one of missing values; a
+    category has a bin for each code and one of missing values.
 
     Args:
-        edges: Ends of bins `[F, B - 2]`.
+        edges: Ends of bins `[F, E]`.
         num_categories: Categories of each feature `[F]`; 0 for numbers.
 
     Returns:
-        A mask `[F, B]`; the last bin, of missing values, is always used.
+        The first cell of each feature, and the number of all cells `[F + 1]`.
     """
-    num_features, num_ends = edges.shape
-    is_used = np.zeros((num_features, num_ends + 2), np.bool_)
-    is_used[:, -1] = True
-    for f in range(num_features):
-        count = int(num_categories[f])
-        if not count:
-            count = len(np.unique(edges[f]))
-            is_used[f, num_ends] = True  # values above all ends
-        is_used[f, :count] = True
-    return is_used
+    sizes = [
+        int(count) + 1 if count else len(np.unique(ends)) + 2
+        for ends, count in zip(edges, num_categories, strict=True)
+    ]
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.trees.arrays import Bytes, Flags, Floats, Floats32, Ints, Targets
+from equipoise.trees.binning import cell_offsets
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import Trees, category_words
 from equipoise.trees.histograms import (
@@ -51,6 +52,7 @@ def split_level(
     level: int,
     sums: Floats,
     edges: Floats,
+    offsets: Ints,
     num_categories: Ints,
     may_split: Flags,
     options: TreeOptions,
@@ -60,8 +62,9 @@ def split_level(
     Args:
         trees: One iteration of G models, without the axis T.
         level: The level.
-        sums: Sums `[G, C, 2^level, F, B, 3]`.
-        edges: Ends of bins `[G, F, B - 2]`.
+        sums: Sums `[G, C, 2^level, cells, 3]`.
+        edges: Ends of bins `[G, F, E]`.
+        offsets: First cell of each feature `[G, F + 1]`.
         num_categories: Categories of each feature `[F]`; 0 for numbers.
         may_split: Features that the trees may use `[F]`.
         options: Regularisation.
@@ -69,28 +72,31 @@ def split_level(
     Returns:
         The number of nodes that were split.
     """
-    models, margins, num_nodes, num_features, num_bins, _ = sums.shape
-    flat = np.ascontiguousarray(sums).reshape(-1, num_features, num_bins, 3)
-    allowed = np.broadcast_to(may_split, (len(flat), num_features))
+    models, margins, num_nodes, num_cells, _ = sums.shape
+    flat = np.ascontiguousarray(sums).reshape(-1, num_cells, 3)
+    model, margin, place = np.unravel_index(np.arange(len(flat)), (models, margins, num_nodes))
     gain, feature, last_bin, missing_left, categories, children = find_splits(
         flat,
-        np.ascontiguousarray(allowed),
+        model,
+        offsets,
+        may_split,
         num_categories,
         float(options.leaf_rows),
         options.leaf_l2,
         trees.categories.shape[-1],
     )
     values = -options.shrinkage * children[..., 0] / (children[..., 1] + options.leaf_l2 + 1e-16)
-    model, margin, place = np.unravel_index(np.arange(len(flat)), (models, margins, num_nodes))
     node = place + num_nodes - 1
     if level == 0:
-        trees.value[model, margin, 0] = _value_of(flat[:, 0].sum(1), options)
+        # Without a split the first of `children` is the node itself; with one they add up to it.
+        trees.value[model, margin, 0] = _value_of(children.sum(1), options)
     split = np.flatnonzero(gain > 0)
     where = model[split], margin[split], node[split]
     is_category = num_categories[feature[split]] > 0
     cut = edges[model[split], feature[split], np.minimum(last_bin[split], edges.shape[2] - 1)]
     # A split of missing values alone has all numbers on its left.
-    is_after_last = last_bin[split] >= edges.shape[2]
+    num_bins = offsets[model[split], feature[split] + 1] - offsets[model[split], feature[split]]
+    is_after_last = last_bin[split] >= num_bins - 2
     trees.feature[where] = feature[split]
     trees.threshold[where] = np.where(is_category, 0.0, np.where(is_after_last, NO_THRESHOLD, cut))
     trees.missing_left[where] = missing_left[split]
@@ -128,6 +134,7 @@ class BoostingState:
     _base: Floats | None = None
     _edges: Floats = field(default_factory=lambda: np.zeros(0))
     _bins: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    _offsets: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     _is_binned: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __post_init__(self) -> None:
@@ -258,7 +265,7 @@ class BoostingState:
             is_sampled: Rows of this tree `[n]`; None for all.
 
         Returns:
-            Sums `[K, C, 2^level, F, B, 3]`.
+            Sums `[K, C, 2^level, cells, 3]`.
         """
         start, size = rows
         margins = self.margins_after(trees, base, tree, start, size)
@@ -290,11 +297,19 @@ class BoostingState:
         bins = self._binned(edges, start, size)
         if is_sampled is None:
             is_sampled = np.ones(len(self.x), np.bool_)
-        num_bins = edges.shape[1] + 2
-        shape = (len(start), len(base), 2**level, self.x.shape[1], num_bins, 3)
-        sums = np.zeros(shape)
+        sums = np.zeros((len(start), len(base), 2**level, self._offsets[-1], 3))
         sum_histograms(
-            bins, start, size, self.nodes, is_sampled, self.gradient, self.hessian, level, sums
+            bins,
+            start,
+            size,
+            zeros,
+            self._offsets[None],
+            self.nodes,
+            is_sampled,
+            self.gradient,
+            self.hessian,
+            level,
+            sums,
         )
         return sums
 
@@ -302,13 +317,12 @@ class BoostingState:
         """Return the bins of all rows; those of these clients are up to date."""
         if not np.array_equal(self._edges, edges):
             self._edges = edges.copy()
+            self._offsets = cell_offsets(edges, self.num_categories)
             self._bins = np.zeros(self.x.shape, np.uint8)
             self._is_binned = np.zeros(len(self.x), np.bool_)
         for k in np.flatnonzero(~self._is_binned[start]).tolist():
             rows = slice(start[k], start[k] + size[k])
-            self._bins[rows] = bin_rows(
-                self.x[rows], edges, self.num_categories, edges.shape[1] + 1
-            )
+            self._bins[rows] = bin_rows(self.x[rows], edges, self.num_categories, self._offsets)
             self._is_binned[start[k]] = True
         return self._bins
 
@@ -377,10 +391,12 @@ def boost(
     num_features = train.x.shape[1]
     words = category_words(num_categories)
     trees = Trees.empty(num_models, num_trees, len(margins), options.tree_depth, words)
+    offsets = np.stack([cell_offsets(own, num_categories) for own in edges])
     bins = np.zeros(train.x.shape, np.uint8)
     for k in range(len(model)):
         here = slice(train.start[k], train.start[k] + train.size[k])
-        bins[here] = bin_rows(train.x[here], edges[model[k]], num_categories, options.tree_bins)
+        own_offsets = offsets[model[k]]
+        bins[here] = bin_rows(train.x[here], edges[model[k]], num_categories, own_offsets)
     nodes = np.zeros(margins.shape, np.int16)
     losses = _LossPath(objective, num_models, num_trees, model, val)
     losses.add(0, val_margins)
@@ -406,12 +422,14 @@ def boost(
                 level,
                 nodes,
             )
-            shape = (len(model), len(margins), 2**level, num_features, options.tree_bins + 1, 3)
-            own = np.zeros(shape)
+            shape = (len(margins), 2**level, int(offsets[:, -1].max()), 3)
+            own = np.zeros((len(model), *shape))
             sum_histograms(
                 bins,
                 train.start,
                 train.size,
+                model,
+                offsets,
                 nodes,
                 everything if sampled is None else sampled,
                 gradient,
@@ -421,9 +439,9 @@ def boost(
             )
             sums = own
             if num_models != len(model) or (model != np.arange(num_models)).any():
-                sums = np.zeros((num_models, *shape[1:]))
+                sums = np.zeros((num_models, *shape))
                 _add_by_model(sums, model, own)
-            split_level(grown, level, sums, edges, num_categories, allowed, options)
+            split_level(grown, level, sums, edges, offsets, num_categories, allowed, options)
         for rows, their_margins in ((train, margins), (val, val_margins)):
             if rows is not None and their_margins is not None:
                 whole = trees_of_one_iteration(grown)

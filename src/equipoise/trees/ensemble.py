@@ -217,7 +217,7 @@ class TreeEnsemble(nn.Module):
                 outputs = outputs + self._sum_leaves(x, prefix, int(count))
         if outputs.shape[1] != self.num_outputs:  # two classes have one margin, the log odds
             outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
-        return outputs
+        return outputs.float()
 
     def _sum_leaves(self, x: Tensor, prefix: str, count: int) -> Tensor:
         """Return the sums of the first trees `[n, C]`, in operations that can be exported."""

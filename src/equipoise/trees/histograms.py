@@ -28,29 +28,31 @@ MIN_HESSIAN = 1e-3
 
 
 @njit(cache=True)
-def bin_rows(x: Floats32, edges: Floats, num_categories: Ints, missing_bin: int) -> Bytes:
+def bin_rows(x: Floats32, edges: Floats, num_categories: Ints, offsets: Ints) -> Bytes:
     """Replace values by their bins.
 
     Args:
         x: Inputs `[n, F]`.
-        edges: Upper ends of the bins `[F, B - 1]`; unused bins repeat the last end.
+        edges: Upper ends of the bins `[F, E]`; unused ones repeat the last end.
         num_categories: Categories of each feature `[F]`; 0 for numbers.
-        missing_bin: The bin of missing values.
+        offsets: First cell of each feature `[F + 1]`, see `binning.cell_offsets`.
 
     Returns:
-        Bins `[n, F]`: the number of ends below a value, or the code of a category.
+        Bins `[n, F]`: the number of ends below a value, or the code of a category. The last bin of
+        a feature is of missing values.
     """
     n, num_features = x.shape
     bins = np.empty((n, num_features), np.uint8)
     for f in range(num_features):
-        ends = edges[f]
+        missing = offsets[f + 1] - offsets[f] - 1
+        ends = edges[f, : missing - 1]
         for i in range(n):
             value = x[i, f]
             if value < MISSING_BELOW:
-                bins[i, f] = missing_bin
+                bins[i, f] = missing
             elif num_categories[f] > 0:
                 code = int(value)
-                bins[i, f] = code if 0 <= code < num_categories[f] else missing_bin
+                bins[i, f] = code if 0 <= code < num_categories[f] else missing
             else:
                 bins[i, f] = np.searchsorted(ends, value)
     return bins
@@ -198,6 +200,8 @@ def sum_histograms(
     bins: Bytes,
     start: Ints,
     size: Ints,
+    model: Ints,
+    offsets: Ints,
     nodes: Nodes,
     is_sampled: Flags,
     gradient: Floats,
@@ -205,22 +209,25 @@ def sum_histograms(
     level: int,
     out: Floats,
 ) -> None:
-    """Sum gradients, hessians and rows per client, node of a level, feature and bin.
+    """Sum gradients, hessians and rows per client, node of a level and cell (feature and bin).
 
     Args:
         bins: Bins of all rows `[n, F]`.
         start: First row of each client `[K]`.
         size: Rows of each client `[K]`.
+        model: Which of the G models each client trains `[K]`.
+        offsets: First cell of each feature `[G, F + 1]`.
         nodes: Node of each row `[C, n]`; rows above the level are in leaves, and left out.
         is_sampled: Rows that the tree is grown on `[n]`.
         gradient: Gradients `[C, n]`.
         hessian: Hessians `[C, n]`.
         level: Level of the open nodes.
-        out: Sums `[K, C, 2^level, F, B, 3]`, 0 at the start.
+        out: Sums `[K, C, 2^level, cells, 3]`, 0 at the start.
     """
     first_node = 2**level - 1
     num_features = bins.shape[1]
     for k in range(len(start)):
+        first_cell = offsets[model[k]]
         for c in range(nodes.shape[0]):
             for i in range(start[k], start[k] + size[k]):
                 node = nodes[c, i] - first_node
@@ -230,10 +237,58 @@ def sum_histograms(
                 h = hessian[c, i]
                 sums = out[k, c, node]
                 for f in range(num_features):
-                    cell = sums[f, bins[i, f]]
+                    cell = sums[first_cell[f] + bins[i, f]]
                     cell[0] += g
                     cell[1] += h
                     cell[2] += 1.0
+
+
+@njit(cache=True)
+def check_histograms(
+    sums: Floats, offsets: Ints, max_gradient: float, max_hessian: float, slack: float
+) -> tuple[Ints, Floats]:
+    """Check the histograms of clients in one pass.
+
+    Args:
+        sums: Sums `[K, C, nodes, cells, 3]`.
+        offsets: First cell of each feature `[F + 1]`.
+        max_gradient: Largest absolute gradient of a row.
+        max_hessian: Largest hessian of a row.
+        slack: Tolerance per row.
+
+    Returns:
+        Per client `[K]` the first violation (0 none, 1 counts, 2 sums, 3 totals), and the rows of
+        the level.
+    """
+    clients, margins, num_nodes, _, _ = sums.shape
+    violation = np.zeros(clients, np.int64)
+    rows = np.zeros(clients)
+    for k in range(clients):
+        for c in range(margins):
+            in_level = 0.0
+            for node in range(num_nodes):
+                first = np.zeros(3)
+                for f in range(len(offsets) - 1):
+                    total = np.zeros(3)
+                    for cell in range(offsets[f], offsets[f + 1]):
+                        g = sums[k, c, node, cell, 0]
+                        h = sums[k, c, node, cell, 1]
+                        n = sums[k, c, node, cell, 2]
+                        if not (n >= 0 and n == np.rint(n)):
+                            violation[k] = 1
+                        most = n * (max_gradient + slack)
+                        if not (abs(g) <= most and 0 <= h <= n * (max_hessian + slack)):
+                            violation[k] = max(violation[k], 2) if violation[k] != 1 else 1
+                        total[0] += g
+                        total[1] += h
+                        total[2] += n
+                    if f == 0:
+                        first[:] = total
+                        in_level += total[2]
+                    elif violation[k] == 0 and (total != first).any():
+                        violation[k] = 3
+            rows[k] = max(rows[k], in_level)
+    return violation, rows
 
 
 @njit(cache=True, inline="always")
@@ -245,6 +300,8 @@ def _gain(g, h, l2):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def find_splits(
     sums: Floats,
+    model: Ints,
+    offsets: Ints,
     may_split: Flags,
     num_categories: Ints,
     min_rows: float,
@@ -259,8 +316,10 @@ def find_splits(
     of equal gains wins.
 
     Args:
-        sums: Sums `[N, F, B, 3]` of gradients, hessians and rows; the last bin has missing values.
-        may_split: Features that may be used `[N, F]`.
+        sums: Sums `[N, cells, 3]` of gradients, hessians and rows.
+        model: Which of the G models each node belongs to `[N]`.
+        offsets: First cell of each feature `[G, F + 1]`; its last cell is of missing values.
+        may_split: Features that may be used `[F]`.
         num_categories: Categories of each feature `[F]`; 0 for numbers.
         min_rows: Fewest rows of a child.
         l2: Penalty of leaf values.
@@ -271,8 +330,8 @@ def find_splits(
         left `[N]`, whether missing values go left `[N]`, categories that go left `[N, W]`, and sums
         `[N, 2, 3]` of both children (the node's own first if there is no split).
     """
-    num_nodes, num_features, num_bins, _ = sums.shape
-    missing = num_bins - 1
+    num_nodes = len(sums)
+    num_features = len(may_split)
     best_gain = np.zeros(num_nodes)
     best_feature = np.full(num_nodes, -1)
     best_bin = np.zeros(num_nodes, np.int64)
@@ -280,9 +339,10 @@ def find_splits(
     best_words = np.zeros((num_nodes, words))
     children = np.zeros((num_nodes, 2, 3))
     for n in range(num_nodes):
-        total_g = sums[n, 0, :, 0].sum()
-        total_h = sums[n, 0, :, 1].sum()
-        rows = sums[n, 0, :, 2].sum()
+        first_cell = offsets[model[n]]
+        total_g = sums[n, : first_cell[1], 0].sum()
+        total_h = sums[n, : first_cell[1], 1].sum()
+        rows = sums[n, : first_cell[1], 2].sum()
         children[n, 0, 0] = total_g
         children[n, 0, 1] = total_h
         children[n, 0, 2] = rows
@@ -290,11 +350,13 @@ def find_splits(
             continue
         own = _gain(total_g, total_h, l2)
         for f in range(num_features):
-            if not may_split[n, f]:
+            if not may_split[f]:
                 continue
+            own_sums = sums[n, first_cell[f] : first_cell[f + 1]]
+            missing = len(own_sums) - 1
             if num_categories[f] > 0:
-                used = np.flatnonzero(sums[n, f, :, 2] > 0)
-                rank = sums[n, f, used, 0] / (sums[n, f, used, 1] + CATEGORY_SMOOTHING)
+                used = np.flatnonzero(own_sums[:, 2] > 0)
+                rank = own_sums[used, 0] / (own_sums[used, 1] + CATEGORY_SMOOTHING)
                 order = used[np.argsort(rank, kind="mergesort")]
                 last = len(order) - 1
                 tries = 1
@@ -302,23 +364,23 @@ def find_splits(
                 order = np.arange(missing)
                 last = missing - 1
                 # Only where values are missing does their side matter.
-                tries = 2 if sums[n, f, missing, 2] > 0 else 1
+                tries = 2 if own_sums[missing, 2] > 0 else 1
             for side in range(tries):
                 left_g = 0.0
                 left_h = 0.0
                 left_rows = 0.0
                 if side == 1:
-                    left_g = sums[n, f, missing, 0]
-                    left_h = sums[n, f, missing, 1]
-                    left_rows = sums[n, f, missing, 2]
+                    left_g = own_sums[missing, 0]
+                    left_h = own_sums[missing, 1]
+                    left_rows = own_sums[missing, 2]
                 end = last
                 if num_categories[f] == 0 and tries == 2 and side == 0:
                     end = missing  # all values left, missing ones right, is a split, too
                 for place in range(end):
                     b = order[place]
-                    left_g += sums[n, f, b, 0]
-                    left_h += sums[n, f, b, 1]
-                    left_rows += sums[n, f, b, 2]
+                    left_g += own_sums[b, 0]
+                    left_h += own_sums[b, 1]
+                    left_rows += own_sums[b, 2]
                     if left_rows < min_rows or left_h < MIN_HESSIAN:
                         continue
                     if rows - left_rows < min_rows or total_h - left_h < MIN_HESSIAN:

@@ -29,7 +29,7 @@ class TreeTask(Protocol):
 
     - `statistics` with `grid`: `cells` `[F, 1024]`, counts in the cells of the grid, and `target`,
       sums of the targets (stages 0 and 1);
-    - `statistics`: `sums` `[C, 2^level, used bins, 3]` of the open nodes, and at the first level of
+    - `statistics`: `sums` `[C, 2^level, cells, 3]` of the open nodes, and at the first level of
       a tree `val` `[2]`, the sum of the validation losses and their number (stage 2);
     - `own_trees`: the client's own trees, as parameters (stage 3).
     """

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.trees.arrays import Flags, Floats
+from equipoise.trees.arrays import Floats, Ints
 from equipoise.trees.objectives import QUANTUM
+
+REASONS = (
+    "",
+    "its numbers of rows are not whole, or below 0",
+    "its sums are larger than those of its rows can be",
+    "its columns do not add up to the same rows",
+)
 
 
 def impossible_sums(
-    sums: Floats, is_used: Flags, max_gradient: float, max_hessian: float, max_rows: float
+    sums: Floats, offsets: Ints, max_gradient: float, max_hessian: float, max_rows: float
 ) -> dict[int, str]:
     """Find clients whose sums belong to no rows.
 
@@ -18,8 +25,8 @@ def impossible_sums(
     moves a split no more than a client with other rows could.
 
     Args:
-        sums: Sums `[K, C, nodes, used bins, 3]` of gradients, hessians and rows.
-        is_used: Bins that can hold rows `[F, B]`.
+        sums: Sums `[K, C, nodes, cells, 3]` of gradients, hessians and rows.
+        offsets: First cell of each feature `[F + 1]`.
         max_gradient: Largest absolute gradient of a row.
         max_hessian: Largest hessian of a row.
         max_rows: Training rows of the largest client; 0 if it is not known.
@@ -27,25 +34,13 @@ def impossible_sums(
     Returns:
         The reason by place of a client.
     """
-    gradient, hessian, rows = np.moveaxis(sums, -1, 0)
-    slack = QUANTUM * np.maximum(rows, 0)
-    starts = np.cumsum(is_used.sum(1)) - is_used.sum(1)
-    totals = np.add.reduceat(sums, starts, axis=3)
-    problems = {
-        "its numbers of rows are not whole, or below 0": (rows < 0) | (rows != np.rint(rows)),
-        "its sums are larger than those of its rows can be": (
-            (np.abs(gradient) > max_gradient * rows + slack)
-            | (hessian < 0)
-            | (hessian > max_hessian * rows + slack)
-        ),
-        "its columns do not add up to the same rows": totals != totals[:, :, :, :1],
-    }
+    from equipoise.trees.histograms import check_histograms
+
+    violation, rows = check_histograms(
+        np.ascontiguousarray(sums), offsets, max_gradient, max_hessian, QUANTUM
+    )
+    found = {int(place): REASONS[violation[place]] for place in np.flatnonzero(violation)}
     if max_rows:
-        in_level = rows[:, :, :, : is_used[0].sum()].sum((2, 3))
-        problems["it has more rows than any client"] = in_level > max_rows
-    found: dict[int, str] = {}
-    for reason, is_wrong in problems.items():
-        wrong = is_wrong.reshape(len(sums), -1).any(1)
-        for place in np.flatnonzero(wrong).tolist():
-            found.setdefault(place, reason)
+        for place in np.flatnonzero(rows > max_rows).tolist():
+            found.setdefault(place, "it has more rows than any client")
     return found

@@ -15,6 +15,10 @@ class UsageError(Exception):
     """Bad input: one sentence with what is wrong, where, and what to do. Exit code 2."""
 
 
+class DamagedFile(UsageError):
+    """A file is missing, damaged or edited. Nobody may go on as if it were not there."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise a `UsageError` with this message unless the condition holds."""
     if not condition:

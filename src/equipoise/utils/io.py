@@ -247,6 +247,18 @@ def locked(folder: Path) -> Iterator[None]:
         DISK.unlock(path, file)
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a process of this machine holds the lock of a folder."""
+    try:
+        owner = int((folder / LOCK_FILE).read_text())
+        os.kill(owner, 0)
+    except PermissionError:  # a process of somebody else
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
 def temporary_path(path: Path) -> Path:
     """Return the hidden temporary path of a file, with the same suffix."""
     return path.with_name(f"{TEMPORARY_PREFIX}-{path.name}")
