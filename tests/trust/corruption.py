@@ -138,8 +138,8 @@ def export(folder: Path, beside: Path) -> object:
 def report(folder: Path, beside: Path) -> object:
     seen: list[object] = []
 
-    def draw(groups: list[object], command: str) -> str:
-        seen.append((repr(groups).replace(str(folder), ""), command))
+    def draw(*data: object) -> str:
+        seen.append(repr(data).replace(str(folder), ""))
         return ""
 
     with mock.patch("equipoise.report.html.render_report", draw):
