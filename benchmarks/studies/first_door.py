@@ -8,7 +8,7 @@ over sites of the score on each site's own held-out rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ POOLED = "pooled linear"
 SITES = "each site's linear"
 WAYS = (POOLED, SITES, *METHODS, *(f"{method}, linear" for method in METHODS))
 SIDES = ("global", "personal")
+SCORE_MARGIN = 0.005  # of AUC or concordance, below pooled
+ERROR_MARGIN = 0.01  # of the pooled error
 Floats = NDArray[np.float64]
 
 
@@ -239,17 +241,42 @@ def _decided(records: list[Record]) -> float | None:
     return min(found)[1] if found else None
 
 
+def _complete(results: Results, data: str) -> list[int]:
+    """The splits of a table on which every way has run."""
+    done = {(record["split"], record["way"]) for record in results.where(data=data)}
+    return [split for split in SPLITS if all((split, way) in done for way in WAYS)]
+
+
 def scores(results: Results) -> list[str]:
     """One line per table: means over sites, then over splits."""
     rows = []
     for data in TABLES:
+        splits = _complete(results, data)
         digits = 4 if METRICS.get(data, "auc") != "rmse" else 3
-        row: list[Any] = [data, METRICS.get(data, "auc")]
+        row: list[Any] = [data, METRICS.get(data, "auc"), len(splits)]
         for way in WAYS:
-            found = results.where(data=data, way=way)
+            found = [r for r in results.where(data=data, way=way) if r["split"] in splits]
             row.append(spread((_best(record) for record in found), digits))
         rows.append(row)
-    return table(["table", "score", *WAYS], rows)
+    return table(["table", "score", "splits", *WAYS], rows)
+
+
+def _means(results: Results, data: str, ways: Sequence[str]) -> list[float | None]:
+    """Mean scores over complete splits: the decision among ways, pooled, each site's own."""
+    splits = _complete(results, data)
+    decided = mean(
+        _decided([r for way in ways for r in results.where(data=data, split=split, way=way)])
+        for split in splits
+    )
+    references = [
+        mean(
+            record.result.get("test")
+            for record in results.where(data=data, way=way)
+            if record["split"] in splits
+        )
+        for way in (POOLED, SITES)
+    ]
+    return [decided, *references]
 
 
 def verdicts(results: Results) -> list[str]:
@@ -257,28 +284,37 @@ def verdicts(results: Results) -> list[str]:
     rows = []
     for data in TABLES:
         metric = METRICS.get(data, "auc")
-        references = [
-            mean(record.result.get("test") for record in results.where(data=data, way=way))
-            for way in (POOLED, SITES)
-        ]
-        decided = {}
-        for name, ways in (("defaults", METHODS), ("with linear", WAYS[2:])):
-            values = [
-                _decided(
-                    [r for way in ways for r in results.where(data=data, split=split, way=way)]
-                )
-                for split in SPLITS
-            ]
-            decided[name] = mean(value for value in values if value is not None)
         row: list[Any] = [data, metric]
-        for value in decided.values():
-            row += [None if value is None else f"{value:.4f}"]
+        for ways in (METHODS, WAYS[2:]):
+            value, *references = _means(results, data, ways)
+            row.append(None if value is None else f"{value:.4f}")
             row += [_gain(value, reference, metric) for reference in references]
         rows.append(row)
     head = ["table", "score"]
     for name in ("defaults", "with linear"):
         head += [name, f"{name} - pooled", f"{name} - each site's"]
     return table(head, rows)
+
+
+def aims(results: Results) -> list[str]:
+    """How many tables reach each aim with the defaults, and which do not."""
+    below: dict[str, list[str]] = {"each site's own": [], "pooled": []}
+    for data in TABLES:
+        value, pooled, own = _means(results, data, METHODS)
+        if value is None or pooled is None or own is None:
+            continue
+        is_error = METRICS.get(data) == "rmse"
+        sign = -1 if is_error else 1
+        if sign * (value - own) < 0:
+            below["each site's own"].append(data)
+        margin = ERROR_MARGIN * pooled if is_error else SCORE_MARGIN
+        if sign * (value - pooled) < -margin:
+            below["pooled"].append(data)
+    rows = [
+        [aim, f"{len(TABLES) - len(names)} of {len(TABLES)}", ", ".join(names) or "none"]
+        for aim, names in below.items()
+    ]
+    return table(["aim beside", "tables that reach it", "below it"], rows)
 
 
 def _gain(value: float | None, reference: float | None, metric: str) -> str | None:
@@ -294,5 +330,5 @@ STUDY = Study(
     name="first_door",
     cells=lambda results: grid(options, data=tuple(TABLES), split=SPLITS, way=WAYS),
     measure=measure,
-    tables={"scores": scores, "verdicts": verdicts},
+    tables={"scores": scores, "verdicts": verdicts, "aims": aims},
 )

@@ -13,6 +13,7 @@ from equipoise.utils.errors import UsageError
 
 if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __all__
     from equipoise import methods
+    from equipoise.api import callbacks
     from equipoise.api.inputs import private, robust, secure
     from equipoise.api.results import Chosen, Comparison, Run, compare
     from equipoise.api.run import open, open_choice, run
@@ -57,6 +58,7 @@ __all__ = [
     "Task",
     "TrainingConfig",
     "UsageError",
+    "callbacks",
     "compare",
     "constant",
     "cosine",
@@ -84,6 +86,8 @@ _MODULES = {
     "equipoise.config.schema": ("constant", "cosine", "linear", "steps"),
 }
 """Modules of public names; all other names are in ``equipoise.core``."""
+_PUBLIC_MODULES = {"callbacks": "equipoise.api.callbacks", "methods": "equipoise.methods"}
+"""Public names that are modules themselves."""
 
 
 def __dir__() -> list[str]:
@@ -97,8 +101,8 @@ if not TYPE_CHECKING:  # type checkers use the imports above
         """Load a public name when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
-        if name == "methods":
-            return importlib.import_module("equipoise.methods")
+        if name in _PUBLIC_MODULES:
+            return importlib.import_module(_PUBLIC_MODULES[name])
         modules = [module for module, names in _MODULES.items() if name in names]
         module = importlib.import_module(modules[0] if modules else "equipoise.core")
         globals()[name] = getattr(module, name)

@@ -171,9 +171,9 @@ def test_methods_are_found():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"eta": 1.0}, r"eta is 1.0: must be a number in \(0, 1\)"),
-        ({"eta": 0.0}, "eta is 0.0"),
-        ({"tau": 0}, "tau is 0: must be a whole number of at least 1"),
+        ({"eta": 1.0}, r"eta is 1.0: must be a number in \[0, 1\), or auto"),
+        ({"eta": -0.1}, "eta is -0.1"),
+        ({"tau": -1}, "tau is -1: must be a whole number of at least 0, or auto"),
         ({"steps": 30}, "multiple of tau"),
         ({"sims": 0}, "sims is 0"),
         ({"agents": 0}, "agents is 0"),

@@ -22,7 +22,7 @@ def test_the_sample_is_what_it_says_and_repeats(tmp_path: Path) -> None:
         assert text == (tmp_path / "b" / f"{clinic.name}.csv").read_text()
         assert text != (tmp_path / "c" / f"{clinic.name}.csv").read_text()
         assert text.count("\n") == clinic.num_rows + 1
-    assert new_rows.read_text().count("\n") == 20 * len(CLINICS) + 1
+    assert new_rows.read_text().count("\n") == 50 * len(CLINICS) + 1
     patients = [line.split(",")[1] for line in new_rows.read_text().splitlines()[1:]]
     for clinic in CLINICS:
         own = (tmp_path / "a" / f"{clinic.name}.csv").read_text().splitlines()[1:]

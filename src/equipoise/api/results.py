@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +45,8 @@ from equipoise.experiment.new_rows import (
 )
 from equipoise.experiment.predict import Predictor
 from equipoise.experiment.runner import Interrupted, resume_run
+from equipoise.records import codec
+from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
@@ -54,9 +58,11 @@ from equipoise.report.trackers import RunTrackers
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, install_hint, nearest
 
 if TYPE_CHECKING:
+    import pandas
+
     _Path = Path
 else:
     _Path = type(Path())  # before Python 3.12 only the concrete class can be subclassed
@@ -111,6 +117,20 @@ class Run:
     def finished(self) -> bool:
         """Whether the run is finished."""
         return self._folder.summary.exists()
+
+    def rounds_frame(self) -> pandas.DataFrame:
+        """Return one row per round; nested numbers have names such as ``personal.acc``."""
+        return _frame([codec.encode(record) for record in self.rounds])
+
+    def clients_frame(self) -> pandas.DataFrame:
+        """Return one row per client: name, rows, scores and traffic of ``clients.csv``."""
+        text = self._folder.clients.read_text()
+        names = parse_names(text, self._folder.clients)
+        columns = parse_table(text, self._folder.clients)
+        frame = _pandas().DataFrame(columns)
+        if names:
+            frame.insert(1, "name", [names[int(client)] for client in frame["client"]])
+        return frame
 
     def report(self) -> Page:
         """Write the HTML report; return its path, which a notebook shows as the page itself."""
@@ -285,6 +305,19 @@ class Run:
         return self._folder.find_client(client) if isinstance(client, str) else client
 
 
+def _pandas() -> ModuleType:
+    """Import pandas, or say how to install it."""
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as error:
+        raise UsageError(f"data frames need pandas: {install_hint('sklearn')}") from error
+
+
+def _frame(rows: Sequence[Mapping[str, object]]) -> pandas.DataFrame:
+    """Return records as a frame, with a dot between the names of nested numbers."""
+    return _pandas().json_normalize(list(rows))
+
+
 def run_with_trackers(
     folder: Folder, log: str, on_round: OnRound | None, go: Callable[[OnRound], object]
 ) -> None:
@@ -429,6 +462,13 @@ class Comparison:
         columns = self._columns()
         rows = tables.summary_rows(self._summaries(), columns)
         return Table([column.title for column in columns], rows)
+
+    def frame(self) -> pandas.DataFrame:
+        """Return one row per run: ``method`` and ``seed``, then all numbers of its summary."""
+        rows = []
+        for label, runs in self.runs.items():
+            rows += [{**codec.encode(run.summary), "method": label} for run in runs]
+        return _frame(rows)
 
     def paired(
         self, score: str = "personal", *, against: str

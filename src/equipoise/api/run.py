@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.api.callbacks import Callback, combine
 from equipoise.api.inputs import (
     GivenMethod,
     merge_options,
@@ -19,9 +21,11 @@ from equipoise.experiment.compare import with_table_defaults
 from equipoise.experiment.model_choice import choose_model
 from equipoise.experiment.new_rows import find_models, read_choice
 from equipoise.experiment.runner import run as run_settings
+from equipoise.methods import all_methods
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_of
 from equipoise.tasks import AUTO_MODEL
+from equipoise.utils.errors import UsageError
 
 
 def run(
@@ -37,6 +41,7 @@ def run(
     lr: float | Schedule | None = None,
     batch_size: int | None = None,
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
     resume: bool = False,
     overwrite: bool = False,
     log: str = "",
@@ -59,6 +64,7 @@ def run(
         lr: Learning rate of local SGD.
         batch_size: Samples per local step.
         on_round: Called after each round with its record; may return a reason to stop.
+        callbacks: Callbacks such as ``equipoise.callbacks.EarlyStopping("personal.auc")``.
         resume: Whether to continue the run in ``out``, if it is the same run.
         overwrite: Whether to replace the run in ``out``.
         log: Trackers that receive every round: ``"tensorboard,mlflow"``.
@@ -73,6 +79,10 @@ def run(
     Raises:
         UsageError: If options do not fit together, or ``out`` is in use.
     """
+    if isinstance(out, str) and out in all_methods():
+        raise UsageError(
+            f"'{out}' is a method: say method='{out}'; the first argument is the folder of the run"
+        )
     usual = {"rounds": rounds, "seed": seed, "model": model, "participation": participation}
     training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     given = merge_options(method, task, {**usual, **training, **options})
@@ -93,13 +103,18 @@ def run(
             resources=resources,
         )
 
+    result = Run(folder, *python_parts(settings.method, task))
+    for callback in callbacks:
+        callback.on_start(result, run_config.rounds)
     try:
-        run_with_trackers(Folder(folder), log, on_round, train)
+        run_with_trackers(Folder(folder), log, combine(callbacks, on_round), train)
     finally:
+        for callback in callbacks:
+            callback.on_end(result)
         if out is None:
             with contextlib.suppress(OSError):  # keep the folder if it is not empty
                 folder.rmdir()
-    return Run(folder, *python_parts(settings.method, task))
+    return result
 
 
 def open(

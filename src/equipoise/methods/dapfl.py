@@ -1,8 +1,8 @@
 """Dap-FL: a DDPG agent at each client chooses epochs and learning rate.
 
 Chen et al., "Dap-FL: Federated Learning Flourishes by Adaptive Tuning and Secure Aggregation", IEEE
-TPDS 2023. The server averages by data size. It is the client half of PAGE with another state and
-another reward; their encrypted aggregation is not part of it.
+TPDS 2023 (arXiv:2206.03623). The server averages by data size. It is the client half of PAGE with
+another state and another reward; their encrypted aggregation is not part of it.
 """
 
 from __future__ import annotations

@@ -257,6 +257,10 @@ class CheckedFolder:
                 f"'{path}' is missing: without it nothing in the folder can be trusted; "
                 "restore it, or begin a new run"
             ) from error
+        except NotADirectoryError as error:
+            raise UsageError(
+                f"'{self.path}' is a file, not a folder: choose another one"
+            ) from error
         manifest = from_json(Manifest, text, f"'{path}'")
         if manifest.sha256 != _digest(manifest.files):
             raise DamagedFile(f"'{path}' is damaged or was edited: its checksum does not match")

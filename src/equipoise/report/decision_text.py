@@ -64,7 +64,7 @@ def candidate_titles(decision: Decision) -> list[str]:
         "model",
         f"{decision.metric}, every row alike",
         "every site alike",
-        "to the first",
+        "difference to the first",
         "verdict",
     ]
 

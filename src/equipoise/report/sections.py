@@ -115,10 +115,11 @@ def _result_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     )
     titles = _main_titles(columns)
     few = [c for c in columns if c.title in titles or c.title.startswith("steps")]
+    others = [column for column in columns if column not in few]
     return [
         Paragraph(about, is_faint=True),
         _result_table(by_method, few),
-        Details("All figures", [_result_table(by_method, columns)]),
+        Details("More figures", [_result_table(by_method, others)]),
         *notes,
         *_paired_blocks(by_method, columns),
     ]

@@ -5,7 +5,7 @@ number, missing values that are more frequent at some clinics, and clinics of di
 
 A row of clinic k is drawn as follows; z is the standardised number.
 
-    risk = a_k + 0.8 z(age) + 0.5 z(systolic) + 0.6 [smoker] + b_k z(cholesterol) - 0.5 [treated]
+    risk = a_k + 1.2 z(age) + 0.8 z(systolic) + 1.0 [smoker] + b_k z(cholesterol) - 1.0 [treated]
     readmitted with probability 1 / (1 + exp(-risk))
 
 a_k differs between clinics (how ill their patients are), and so does b_k (their laboratories).
@@ -27,7 +27,7 @@ from equipoise.utils.errors import UsageError
 
 TARGET = "readmitted"
 CLIENT_COLUMN = "clinic"
-NUM_NEW_ROWS = 20  # rows of each clinic that were never in its file
+NUM_NEW_ROWS = 50  # rows of each clinic that were never in its file
 HEADER = (
     *("patient", "admitted", "age", "sex", "smoker", "systolic", "cholesterol", "treatment"),
     TARGET,
@@ -46,12 +46,12 @@ class Clinic(NamedTuple):
 
 
 CLINICS = (
-    Clinic("east", 90, -0.2, 0.4, 0.05, 61),
-    Clinic("harbour", 340, -0.6, 0.5, 0.02, 58),
-    Clinic("hill", 45, 0.5, 0.4, 0.10, 70),
-    Clinic("north", 220, -0.4, 0.6, 0.05, 63),
-    Clinic("station", 150, 0.1, -0.3, 0.05, 52),
-    Clinic("west", 60, 0.3, 0.5, 0.45, 66),
+    Clinic("east", 90, -0.2, 0.6, 0.05, 61),
+    Clinic("harbour", 340, -0.6, 0.7, 0.02, 58),
+    Clinic("hill", 45, 0.5, 0.6, 0.10, 70),
+    Clinic("north", 220, -0.4, 0.8, 0.05, 63),
+    Clinic("station", 150, 0.1, -0.4, 0.05, 52),
+    Clinic("west", 60, 0.3, 0.7, 0.45, 66),
 )
 
 
@@ -96,11 +96,11 @@ def _draw_rows(
     sex = rng.choice(["f", "m"], num_rows)
     risk = (
         clinic.intercept
-        + 0.8 * (age - 60) / 12
-        + 0.5 * (systolic - 135) / 15
-        + 0.6 * smoker
+        + 1.2 * (age - 60) / 12
+        + 0.8 * (systolic - 135) / 15
+        + 1.0 * smoker
         + clinic.cholesterol_effect * (cholesterol - 205) / 38
-        - 0.5 * (treatment != "none")
+        - 1.0 * (treatment != "none")
     )
     readmitted = rng.random(num_rows) < 1 / (1 + np.exp(-risk))
     days = rng.integers(0, 730, num_rows)

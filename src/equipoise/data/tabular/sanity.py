@@ -29,7 +29,7 @@ LEAK_STRENGTH = 0.98  # AUC or R2 of a single column that is hardly honest
 MIN_CODED_ROWS = 20  # values that a client needs before its coding is compared
 MAX_STD_DISTANCE = 8.0  # standard deviations between the means of a client and of the others
 MIN_DISTINCT_SHARE = 0.5  # of rows, below which equal rows are no surprise
-MIN_DUPLICATE_SHARE = 0.01  # of test rows that are worth a note
+MIN_DUPLICATE_SHARE = 0.05  # of test rows; a few equal rows are chance where inputs are few
 
 
 # --------------------------------------------------------------- what a client sends about its rows
