@@ -58,9 +58,7 @@ def test_tensors_as_they_come(tmp_path):
         for x, y in _clients()
     ]
     assert built(iter(pairs), "linear").info.num_clients == 3
-    with pytest.raises(
-        UsageError, match=r"the server has samples of shape \(5,\), clients of \(6,\)"
-    ):
+    with pytest.raises(UsageError, match=r"has samples of different shapes: \[\(5,\), \(6,\)\]"):
         built(pairs, "linear", server=(np.zeros((4, 5)), np.zeros(4, int)))
 
 
@@ -97,7 +95,7 @@ def test_bytes_become_images_and_whole_numbers_tokens():
     [
         ([], nn.Linear(6, 3), "has no clients"),
         ([(np.zeros((5, 6)), np.zeros(4, int))], nn.Linear(6, 3), "5 samples and 4 labels"),
-        ([(np.zeros((20, 6)), np.zeros(20))], nn.Linear(6, 3), "whole numbers"),
+        ([(np.zeros((20, 6)), np.zeros(20))], nn.Linear(6, 3), "one number for regression"),
         (
             [(np.zeros((20, 6)), np.zeros(20, int)), (np.zeros((20, 5)), np.zeros(20, int))],
             "mlp",

@@ -161,7 +161,7 @@ def test_pictures_show_where_things_are(physics):
     ("options", "words"),
     [
         ("nowhere", "not a run folder"),
-        ("{run} --agent 7", "the run has the agents 0 to 1"),
+        ("{run} --agent 7", "it has 0 to 1"),
         ("{run} --episode -1", "episode is -1"),
         ("{run} --video x.avi", "must end in .gif or .mp4"),
     ],

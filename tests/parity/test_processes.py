@@ -453,7 +453,7 @@ def test_hostile_rows_and_clients_one_by_one_are_shared_too(more, tmp_path):
 
 
 def test_fewer_than_no_processes_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="processes is -1: must be a whole number of at least 0"):
+    with pytest.raises(UsageError, match=r"processes is -1: must be a whole number in \[0, 1024\]"):
         run(RunSettings.from_options({}), tmp_path / "run", resources=ResourceConfig(processes=-1))
 
 

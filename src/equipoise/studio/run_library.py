@@ -1,17 +1,23 @@
 """What the pages know of runs and comparisons: they read the folders, and nothing else.
 
-The list of runs reads two small files per run and keeps them until they change, so that a thousand
-runs are listed without a delay. Whoever uses a model reads it by the commands, which check files.
+Files are read through the manifest of their folder, as by all commands: a damaged one is not shown.
+What was read is kept until the manifest changes: a thousand runs are listed without a delay.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from equipoise.records.manifest import MANIFEST_FILE
+from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import Folder, LogFollower
+from equipoise.records.scores import Scores
 from equipoise.studio.jobs import Job, JobStore
+from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import format_score
 
 MAX_POINTS = 400  # of a curve
@@ -81,6 +87,22 @@ class CellProgress:
         return format_score(self.metric, self.personal[-1][1])
 
 
+class RunFacts(NamedTuple):
+    """What the list of runs shows of one run.
+
+    Attributes:
+        changed: Time of the manifest's last change, in nanoseconds.
+        config: Options of the run; empty if they are damaged.
+        is_finished: Whether the run has a summary.
+        score: Final personal score in words; empty if there is none.
+    """
+
+    changed: int
+    config: Mapping[str, object]
+    is_finished: bool
+    score: str
+
+
 @dataclass
 class RunLibrary:
     """Reads runs and comparisons below a folder.
@@ -92,8 +114,8 @@ class RunLibrary:
 
     folder: Path
     jobs: JobStore
-    _files: dict[Path, tuple[int, object]] = field(default_factory=dict)
-    _logs: dict[Path, _RoundLog] = field(default_factory=dict)
+    _facts: dict[Path, RunFacts] = field(default_factory=dict)
+    _logs: dict[Path, LogFollower] = field(default_factory=dict)
 
     def entries(self) -> list[RunEntry]:
         """Return all runs and comparisons, the one that changed last first."""
@@ -114,10 +136,6 @@ class RunLibrary:
         found = [self._cell(run) for run in self._run_folders(folder)]
         return [cell for cell in found if cell is not None]
 
-    def is_comparison(self, folder: Path) -> bool:
-        """Return whether a folder holds several runs."""
-        return not (folder / "config.json").is_file() and bool(self._run_folders(folder))
-
     # ---------------------------------------------------------------- reading
 
     def _folders(self) -> list[Path]:
@@ -136,156 +154,101 @@ class RunLibrary:
         return found
 
     def _run_folders(self, folder: Path) -> list[Path]:
-        """Return the folders with a config: this one, or `METHOD/seed-N` below it."""
-        if (folder / "config.json").is_file():
+        """Return the folders of runs: this one, or `METHOD/seed-N` below it."""
+        if Folder(folder).has_config():
             return [folder]
-        return sorted(file.parent for file in folder.glob("*/seed-*/config.json"))
+        return sorted(path for path in folder.glob("*/seed-*") if Folder(path).has_config())
 
     def _entry(self, folder: Path, job: Job | None) -> RunEntry | None:
         """Describe one folder; None if it holds neither a run nor a job."""
         runs = self._run_folders(folder)
         if not runs and job is None:
             return None
-        is_running = job is not None and job.is_running
+        facts = [self._run_facts(run) for run in runs]
         is_single = runs[:1] == [folder]
-        result = folder / ("summary.json" if is_single else "table.csv")
-        is_finished = result.is_file() and not is_running
-        configs = [self._json(run / "config.json") for run in runs]
-        methods = dict.fromkeys(str(config.get("method", "?")) for config in configs)
+        done = sum(item.is_finished for item in facts)
+        is_finished = bool(runs) and done == len(runs)
+        if not is_single:  # a comparison writes its report when its last run has ended
+            is_finished = is_finished and Folder(folder).report.is_file()
         state = "stopped"
-        if is_running:
+        if job is not None and job.is_running:
             state = "running"
         elif is_finished:
             state = "finished"
         elif not runs:
             state = "failed"
-        done = sum((run / "summary.json").is_file() for run in runs)
-        first = configs[0] if configs else {}
+        methods = dict.fromkeys(str(item.config.get("method", "?")) for item in facts)
         return RunEntry(
             name=folder.name,
             kind="run" if is_single else "comparison",
             state=state,
             methods=tuple(methods),
-            data=_data_name(first),
+            data=_data_name(facts[0].config) if facts else "",
             progress=1.0 if is_finished else done / max(1, len(runs)),
-            score=self._final_score(folder) if is_single else "",
-            changed=_changed([result, folder]),
+            score=facts[0].score if is_single else "",
+            changed=max([job.time if job else 0.0, *(item.changed / 1e9 for item in facts)]),
         )
 
-    def _final_score(self, folder: Path) -> str:
-        """Return the final personal score of a run in words."""
-        personal = self._json(folder / "summary.json").get("personal")
-        if not isinstance(personal, Mapping):
-            return ""
-        metric = self._metric(folder, personal)
-        value = personal.get(metric)
-        return format_score(metric, value) if isinstance(value, int | float) else ""
-
-    def _metric(self, folder: Path, scores: Mapping[str, object]) -> str:
-        """Return the metric that the run asked for, else the first one."""
-        asked = str(self._json(folder / "config.json").get("metric") or "")
-        return asked if asked in scores else next(iter(scores), "")
-
-    def _cell(self, folder: Path) -> CellProgress | None:
-        """Read the progress of one run; None if its config is damaged or gone."""
-        config = self._json(folder / "config.json")
-        if not config:
-            return None
-        log = self._logs.setdefault(folder, _RoundLog(folder / "rounds.jsonl"))
-        log.read_more()
-        metric = self._metric(folder, log.first_scores)
-        return CellProgress(
-            folder=folder,
-            method=str(config.get("method", "?")),
-            seed=_whole(config.get("seed")),
-            rounds_done=log.rounds,
-            rounds=_whole(config.get("rounds")),
-            is_finished=(folder / "summary.json").is_file(),
-            metric=metric,
-            personal=log.curve("personal", metric),
-            global_=log.curve("global", metric),
-        )
-
-    def _json(self, path: Path) -> Mapping[str, object]:
-        """Read a small JSON file, again only if it changed; empty if it is damaged or gone."""
+    def _run_facts(self, path: Path) -> RunFacts:
+        """Read config and final score of a run, again only if its manifest changed."""
         try:
-            changed = path.stat().st_mtime_ns
-            known = self._files.get(path)
-            if known is None or known[0] != changed:
-                known = (changed, json.loads(path.read_text()))
-                self._files[path] = known
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return known[1] if isinstance(known[1], dict) else {}
-
-
-@dataclass
-class _RoundLog:
-    """The rounds of a run, read as they are written.
-
-    Attributes:
-        path: The file `rounds.jsonl`.
-        rounds: Rounds read so far.
-        first_scores: Personal scores of the first evaluated round.
-    """
-
-    path: Path
-    rounds: int = 0
-    first_scores: Mapping[str, object] = field(default_factory=dict)
-    _position: int = 0
-    _scores: list[tuple[int, dict[str, Mapping[str, object]]]] = field(default_factory=list)
-
-    def read_more(self) -> None:
-        """Read the whole lines that were added; start again if the file was replaced."""
-        try:
-            size = self.path.stat().st_size
-            if size < self._position:
-                self._reset()
-            if size == self._position:
-                return
-            with open(self.path, "rb") as file:
-                file.seek(self._position)
-                text = file.read()
+            changed = (path / MANIFEST_FILE).stat().st_mtime_ns
         except OSError:
-            self._reset()
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in whole.splitlines():
-            self._add(line)
-
-    def curve(self, name: str, metric: str) -> tuple[tuple[int, float], ...]:
-        """Return the score of each evaluated round, thinned out to `MAX_POINTS`."""
-        points = []
-        for round, scores in self._scores:
-            value = scores.get(name, {}).get(metric)
-            if isinstance(value, int | float):
-                points.append((round, float(value)))
-        step = max(1, len(points) // MAX_POINTS)
-        return tuple(points[::step] + (points[-1:] if step > 1 else []))
-
-    def _reset(self) -> None:
-        self.rounds = 0
-        self.first_scores = {}
-        self._position = 0
-        self._scores = []
-
-    def _add(self, line: bytes) -> None:
+            return RunFacts(0, {}, False, "")
+        known = self._facts.get(path)
+        if known is not None and known.changed == changed:
+            return known
+        facts = RunFacts(changed, {}, False, "")
+        folder = Folder(path)
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(record, dict):
-            return
-        self.rounds = _whole(record.get("round")) or self.rounds + 1
-        scores = {
-            name: record[name]
-            for name in ("personal", "global")
-            if isinstance(record.get(name), dict)
-        }
-        if scores:
-            self._scores.append((self.rounds, scores))
-            self.first_scores = self.first_scores or scores.get("personal", {})
+            facts = facts._replace(config=folder.read_config())
+            if folder.summary.exists():
+                facts = facts._replace(is_finished=True)
+                facts = facts._replace(score=_score_text(folder.read_summary().personal))
+        except UsageError:  # damaged: the commands say what is wrong
+            pass
+        self._facts[path] = facts
+        return facts
+
+    def _cell(self, path: Path) -> CellProgress | None:
+        """Read the progress of one run; None if its config is damaged or gone."""
+        facts = self._run_facts(path)
+        if not facts.config:
+            return None
+        log = self._logs.setdefault(path, Folder(path).follow())
+        with contextlib.suppress(UsageError, OSError):  # damaged: what came before is shown
+            log.poll()
+        metric = next((r.personal.headline for r in log.records if r.personal), None) or ""
+        return CellProgress(
+            folder=path,
+            method=str(facts.config.get("method", "?")),
+            seed=_whole(facts.config.get("seed")),
+            rounds_done=len(log.records),
+            rounds=_whole(facts.config.get("rounds")),
+            is_finished=facts.is_finished,
+            metric=metric,
+            personal=_curve(log.records, "personal", metric),
+            global_=_curve(log.records, "global", metric),
+        )
+
+
+def _curve(records: Sequence[RoundRecord], name: str, metric: str) -> tuple[tuple[int, float], ...]:
+    """Return the score of each evaluated round, thinned out to `MAX_POINTS`."""
+    points = []
+    for record in records:
+        value = record.named(name).get(metric)
+        if value is not None:
+            points.append((record.round, float(value)))
+    step = max(1, len(points) // MAX_POINTS)
+    return tuple(points[::step] + (points[-1:] if step > 1 else []))
+
+
+def _score_text(scores: Scores) -> str:
+    """Return the main score in words; empty if there is none."""
+    metric = scores.headline
+    if metric is None or scores[metric] is None:
+        return ""
+    return format_score(metric, scores[metric])
 
 
 def _data_name(config: Mapping[str, object]) -> str:
@@ -297,14 +260,3 @@ def _data_name(config: Mapping[str, object]) -> str:
 def _whole(value: object) -> int:
     """Return a whole number; 0 for anything else."""
     return value if isinstance(value, int) else 0
-
-
-def _changed(paths: list[Path]) -> float:
-    """Return the time of the last change of the files that exist."""
-    times = [0.0]
-    for path in paths:
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times)
