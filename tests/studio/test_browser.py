@@ -125,8 +125,8 @@ def test_from_a_dropped_table_to_downloaded_predictions(opened, tmp_path) -> Non
     click(browser, ".actions a.button")
     until(browser, lambda b: "Which model should each site use?" in text_of(b, "h1"))
     assert text_of(browser, ".verdict")
-    for site in ("north", "south", "west"):
-        assert site in text_of(browser, "main")
+    for shown in ("north", "south", "west", "What does it cost?", "megabytes"):
+        assert shown in text_of(browser, "main")
     check_accessibility(browser)
     photograph(browser, "decision")
     click(browser, ".actions button")

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from urllib.parse import parse_qs, urlencode
 
 import plotly
@@ -36,6 +37,7 @@ import equipoise.report
 from equipoise import __version__
 from equipoise.experiment.decision import read_decision
 from equipoise.records.decision import Estimate
+from equipoise.records.run_dir import ComparisonFolder
 from equipoise.studio import forms, tables_view
 from equipoise.studio.commands import CommandResult, run_command
 from equipoise.studio.jobs import JobStore
@@ -317,6 +319,7 @@ class Studio:
             decision=found,
             command=command,
             has_choice=(folder / "chosen").is_dir(),
+            costs=await run_in_threadpool(_costs, folder),
             score=partial(_estimate_text, partial(format_score, found.metric)),
             difference=partial(_estimate_text, partial(format_difference, found.metric)),
         )
@@ -515,6 +518,16 @@ def _progress(cells: list[CellProgress]) -> dict[str, object]:
     ]
     done = sum(cell.fraction for cell in cells) / max(1, len(cells))
     return {"rows": rows, "curves": curves, "fraction": done}
+
+
+def _costs(folder: Path) -> list[tuple[str, float, float]]:
+    """Return what each method of a comparison cost: mean seconds and mean megabytes of a run."""
+    found = []
+    for method, summaries in ComparisonFolder(folder).read().summaries.items():
+        seconds = fmean(summary.seconds for summary in summaries)
+        traffic = fmean(summary.bytes.up + summary.bytes.down for summary in summaries)
+        found.append((method, seconds, traffic / 1e6))
+    return found
 
 
 def _has_agents(folder: Path) -> bool:
