@@ -236,7 +236,7 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     (tmp_path / "new.csv").write_text("a,b\n0.1,0.4\n0.9,0.2\n")
     out = tmp_path / "predicted.csv"
     assert "2 predictions" in predict_file(app / "run", tmp_path / "new.csv", out)[0]
-    assert out.read_text().startswith("row,predicted,p(0),p(1)\n1,")
+    assert out.read_text().startswith("row,predicted,p(0),p(1)\n2,")
 
 
 def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(
