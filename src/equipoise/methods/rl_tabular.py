@@ -184,7 +184,8 @@ class FederatedQ(TabularQ):
         self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what `configure_training` computes, and nothing else."""
-        exact = hparams_like(asked, self.tau, self.eta)
+        eta, tau = self.eta_and_tau(task, num_rounds)
+        exact = hparams_like(asked, tau, eta)
         return exact, exact
 
     def aggregate(
