@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from equipoise.records.rounds import RoundRecord
+from equipoise.records.scores import NAMED
 from equipoise.report.terminal import ProgressDisplay
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
 if TYPE_CHECKING:
     from equipoise.api.results import Run
-
-EVALUATIONS = ("global", "received", "trained", "personal")
 
 
 class Callback:
@@ -59,9 +58,9 @@ class EarlyStopping(Callback):
             UsageError: If the score or the patience cannot be used.
         """
         evaluation, _, metric = score.partition(".")
-        if evaluation not in EVALUATIONS or not metric:
+        if evaluation not in NAMED or not metric:
             raise UsageError(
-                f"score is '{score}': must be one of {', '.join(EVALUATIONS)}, a dot and a metric, "
+                f"score is '{score}': must be one of {', '.join(NAMED)}, a dot and a metric, "
                 "such as personal.acc"
             )
         if patience < 1:
@@ -69,7 +68,7 @@ class EarlyStopping(Callback):
         self.score = score
         self.patience = patience
         self.min_delta = min_delta
-        self._attribute = "global_" if evaluation == "global" else evaluation
+        self._evaluation = evaluation
         self._metric = metric
         self._best: float | None = None
         self._waited = 0
@@ -84,7 +83,7 @@ class EarlyStopping(Callback):
         evaluations = record.val or record.test
         if evaluations is None:
             return None
-        value = getattr(getattr(evaluations, self._attribute), self._metric, None)
+        value = evaluations.named(self._evaluation).get(self._metric)
         if value is None:
             return None
         sign = 1.0 if higher_is_better(self._metric) else -1.0

@@ -33,7 +33,6 @@ class RunEntry:
         state: `running`, `finished`, `stopped` or `failed`.
         methods: Names of the methods.
         data: Name of the data file or of the task.
-        progress: Finished part of the work, 0 to 1.
         score: Personal score in words; empty if there is none yet.
         changed: Unix time of the last change.
     """
@@ -43,7 +42,6 @@ class RunEntry:
     state: str
     methods: tuple[str, ...]
     data: str
-    progress: float
     score: str
     changed: float
 
@@ -53,7 +51,6 @@ class CellProgress:
     """One run, alone or within a comparison.
 
     Attributes:
-        folder: Folder of the run.
         method: Label of the method.
         seed: Seed of the run.
         rounds_done: Rounds that have ended.
@@ -64,7 +61,6 @@ class CellProgress:
         global_: The same for the global model.
     """
 
-    folder: Path
     method: str
     seed: int
     rounds_done: int
@@ -166,8 +162,7 @@ class RunLibrary:
             return None
         facts = [self._run_facts(run) for run in runs]
         is_single = runs[:1] == [folder]
-        done = sum(item.is_finished for item in facts)
-        is_finished = bool(runs) and done == len(runs)
+        is_finished = bool(runs) and all(item.is_finished for item in facts)
         if not is_single:  # a comparison writes its report when its last run has ended
             is_finished = is_finished and Folder(folder).report.is_file()
         state = "stopped"
@@ -184,7 +179,6 @@ class RunLibrary:
             state=state,
             methods=tuple(methods),
             data=_data_name(facts[0].config) if facts else "",
-            progress=1.0 if is_finished else done / max(1, len(runs)),
             score=facts[0].score if is_single else "",
             changed=max([job.time if job else 0.0, *(item.changed / 1e9 for item in facts)]),
         )
@@ -220,11 +214,10 @@ class RunLibrary:
             log.poll()
         metric = next((r.personal.headline for r in log.records if r.personal), None) or ""
         return CellProgress(
-            folder=path,
             method=str(facts.config.get("method", "?")),
-            seed=_whole(facts.config.get("seed")),
+            seed=_int_or_zero(facts.config.get("seed")),
             rounds_done=len(log.records),
-            rounds=_whole(facts.config.get("rounds")),
+            rounds=_int_or_zero(facts.config.get("rounds")),
             is_finished=facts.is_finished,
             metric=metric,
             personal=_curve(log.records, "personal", metric),
@@ -257,6 +250,6 @@ def _data_name(config: Mapping[str, object]) -> str:
     return Path(str(data)).name if data else str(config.get("task", ""))
 
 
-def _whole(value: object) -> int:
+def _int_or_zero(value: object) -> int:
     """Return a whole number; 0 for anything else."""
     return value if isinstance(value, int) else 0
