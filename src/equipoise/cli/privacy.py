@@ -27,7 +27,7 @@ def privacy(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    about = "Plan differential privacy before a run. See docs/privacy.md."
+    about = "Plan differential privacy before a run. See docs/how-to/privacy.md."
     return run_subcommand("privacy", about, {"plan": _plan}, arguments)
 
 
