@@ -25,14 +25,14 @@ from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.records.summary import Summary
 from equipoise.report import tables
 from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.ipc import WorkerLost
 from equipoise.tasks import AUTO_MODEL
 
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
     add_json(parser)
     add_resources(parser)
     values, given = parse_run_options(parser, arguments)
-    settings = RunSettings.from_options(with_table_defaults(given))
+    settings = ExperimentConfig.from_options(with_table_defaults(given))
     resources = resources_from(values)
     output = Output(values["quiet"], values["json"])
     out = Path(values["out"])
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
         return 0
 
     if settings.run.model == AUTO_MODEL:
-        Folder(out).refuse(values["overwrite"])
+        RunFolder(out).refuse(values["overwrite"])
         settings = choose_model(settings, _print_notes(output), resources)
 
     def train(on_round_end: OnRoundEnd) -> Summary:
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
             resources=resources,
         )
 
-    rounds_done = Folder(out).count_rounds() if values["resume"] else 0
+    rounds_done = RunFolder(out).count_rounds() if values["resume"] else 0
     trackers = RunTrackers(values["log"], out, rounds_done)
     return _train_with_progress(out, settings, output, trackers, rounds_done, train)
 
@@ -105,10 +105,10 @@ def resume(arguments: list[str]) -> int:
     resources = resources_from(vars(values))
     output = Output(values.quiet, values.json)
     out = Path(values.folder)
-    folder = Folder(out)
+    folder = RunFolder(out)
     if ComparisonFolder(out).begun() and not folder.has_config():
         return _resume_comparison(values.folder, values.log, output, resources)
-    settings = RunSettings.from_options(folder.read_config())
+    settings = ExperimentConfig.from_options(folder.read_config())
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.resume_run(
@@ -136,7 +136,7 @@ def _resume_comparison(folder: str, log: str, output: Output, resources: Resourc
 
 def _train_with_progress(
     out: Path,
-    settings: RunSettings,
+    settings: ExperimentConfig,
     output: Output,
     trackers: RunTrackers,
     rounds_done: int,
@@ -175,7 +175,7 @@ def _train_with_progress(
             folder=str(out),
             summary=summary,
             decision=read_decision(out),
-            report=existing_file(Folder(out).report),
+            report=existing_file(RunFolder(out).report),
         )
     elif output.for_people:
         _print_summary(title, summary, out, report)
