@@ -15,8 +15,8 @@ from equipoise.experiment.evaluation import (
     comparison_columns,
     train_alone,
 )
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 
 GIVEN = {"task": "synthetic", "clients": 3, "rounds": 4, "epochs": 2, "model": "linear"}
 
@@ -25,9 +25,11 @@ GIVEN = {"task": "synthetic", "clients": 3, "rounds": 4, "epochs": 2, "model": "
 def test_a_client_that_trains_alone_gets_the_model_of_method_local(
     options: dict[str, object], tmp_path: Path
 ) -> None:
-    settings = RunSettings.from_options({**GIVEN, **options, "method": "local", "executor": "loop"})
+    settings = ExperimentConfig.from_options(
+        {**GIVEN, **options, "method": "local", "executor": "loop"}
+    )
     runner.run(settings, tmp_path / "run")
-    personal = Folder(tmp_path / "run").model("personal").read_tensors()
+    personal = RunFolder(tmp_path / "run").model("personal").read_tensors()
     task = runner.build_task(settings)
     for client in range(3):
         model = train_alone(task, client, settings.training, AloneConfig(0, 4, 4))
@@ -36,7 +38,7 @@ def test_a_client_that_trains_alone_gets_the_model_of_method_local(
 
 
 def test_fewer_rounds_are_the_first_rounds_of_the_plan() -> None:
-    settings = RunSettings.from_options(GIVEN)
+    settings = ExperimentConfig.from_options(GIVEN)
     task = runner.build_task(settings)
     short = train_alone(task, 0, settings.training, AloneConfig(0, 1, 4))
     long = train_alone(task, 0, settings.training, AloneConfig(0, 4, 4))
@@ -45,7 +47,7 @@ def test_fewer_rounds_are_the_first_rounds_of_the_plan() -> None:
 
 def test_equal_models_gain_nothing_and_a_perfect_one_gains_all_that_a_wrong_one_lacks() -> None:
     torch.manual_seed(0)
-    settings = RunSettings.from_options(GIVEN)
+    settings = ExperimentConfig.from_options(GIVEN)
     task = runner.build_task(settings).with_primary_metric("acc")
     model = train_alone(task, 0, settings.training, AloneConfig(0, 4, 4))
     same = compare_models(task, 0, {"personal": model, "local": model})
@@ -71,7 +73,7 @@ def test_equal_models_gain_nothing_and_a_perfect_one_gains_all_that_a_wrong_one_
 
 
 def test_a_smaller_error_is_a_gain() -> None:
-    settings = RunSettings.from_options({**GIVEN, "metric": "loss"})
+    settings = ExperimentConfig.from_options({**GIVEN, "metric": "loss"})
     task = runner.build_task(settings)
     short = train_alone(task, 0, settings.training, AloneConfig(0, 1, 4))
     long = train_alone(task, 0, settings.training, AloneConfig(0, 4, 4))

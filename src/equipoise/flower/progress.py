@@ -13,7 +13,7 @@ from equipoise.experiment.decision import MIN_TEST_ROWS, site_verdict
 from equipoise.experiment.row_outputs import CONSTANT, GLOBAL, LOCAL
 from equipoise.records.decision import Estimate
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils import io
 from equipoise.utils.metrics import format_score
 
@@ -67,7 +67,7 @@ def describe_round(record: RoundRecord, rounds: int, names: Mapping[int, str], n
     if len(replied) > MAX_NAMED_CLIENTS:
         who = f"{len(replied)} of {record.clients} clients"
     parts = [f"round {record.round} of {rounds}: {who}; {record.seconds:.1f} s"]
-    metric = record.global_.headline or record.personal.headline
+    metric = record.global_.metric or record.personal.metric
     if metric:
         parts += [
             f"{kind} {metric} {format_score(metric, record.named(kind).get(metric))}"
@@ -86,7 +86,7 @@ def describe_round(record: RoundRecord, rounds: int, names: Mapping[int, str], n
     return "; ".join(parts)
 
 
-def describe_clients(folder: Folder, metric: str, names: Mapping[int, str]) -> list[str]:
+def describe_clients(folder: RunFolder, metric: str, names: Mapping[int, str]) -> list[str]:
     """Describe the final model of each client in one sentence, against training alone.
 
     Args:
