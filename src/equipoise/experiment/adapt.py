@@ -48,9 +48,9 @@ from equipoise.models import TREES
 from equipoise.records import codec
 from equipoise.records.decision import Decision, Estimate
 from equipoise.records.manifest import Content
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
-from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.tasks.tables import TableLearningConfig
 from equipoise.training.objectives import Objective
@@ -81,7 +81,7 @@ class Federated:
         source: Where it comes from, in words.
     """
 
-    settings: RunSettings
+    settings: ExperimentConfig
     card: Card
     preprocessor: Preprocessor | None
     params: Params
@@ -96,7 +96,7 @@ class Federated:
         return str(getattr(self.settings.task_config, "client_column", ""))
 
     @staticmethod
-    def read(path: Path, settings: RunSettings | None = None) -> Federated:
+    def read(path: Path, settings: ExperimentConfig | None = None) -> Federated:
         """Read a run, a choice (its first member), or the folder of a node.
 
         Args:
@@ -109,7 +109,7 @@ class Federated:
         path = find_models(path)
         if (path / CHOICE_FILE).is_file():
             path = path / read_choice(path).members[0]
-        folder = Folder(path)
+        folder = RunFolder(path)
         settings = settings or settings_in(folder.read_config())
         if isinstance(settings.method, Local):
             raise UsageError(
@@ -169,7 +169,7 @@ class Adapted:
 
     def write(self, out: Path) -> None:
         """Write the folder; it must be new or empty."""
-        folder = Folder(out)
+        folder = RunFolder(out)
         io.make_folder(folder.models)
         files: dict[str, Content] = {
             folder.model(name).name: partial(serialization.fill_tensors, tensors=params, texts={})
@@ -192,15 +192,15 @@ def adapt_folder(
     name: str = DEFAULT_NAME,
     *,
     overwrite: bool = False,
-    settings: RunSettings | None = None,
+    settings: ExperimentConfig | None = None,
 ) -> Adapted:
     """Give a newcomer a personal model and write its folder.
 
     Args:
-        path: Folder of a run, a choice, a comparison with a choice, or a node.
+        path: RunFolder of a run, a choice, a comparison with a choice, or a node.
         rows: The newcomer's rows with their target: a table, or a pair ``(x, y)`` of arrays for
             tasks on arrays.
-        out: Folder to write.
+        out: RunFolder to write.
         name: Name of the newcomer.
         overwrite: Whether an earlier result in ``out`` is replaced.
         settings: Options of a run whose method or task was made in Python.
@@ -226,7 +226,7 @@ def default_folder(path: Path, name: str) -> Path:
 
 def refuse_used_folder(out: Path, overwrite: bool) -> None:
     """Raise ``UsageError`` if a folder holds something that must not be replaced."""
-    folder = Folder(out)
+    folder = RunFolder(out)
     if not folder.begun():
         return
     if not overwrite:
