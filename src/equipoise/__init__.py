@@ -1,7 +1,7 @@
 """Federated learning among heterogeneous clients.
 
-The public names are in ``__all__`` and in docs/reference.md. Importing this package is quick: a
-name, and PyTorch with it, is loaded when it is first used.
+The public names are in ``__all__`` and in docs/reference/python.md. Importing this package is
+quick: a name, and PyTorch with it, is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def flower(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
+    about = "Deploy on Flower: the same methods on real machines. See docs/how-to/deploy.md."
     subcommands = {
         "init": _init,
         "run": _run,
@@ -69,7 +69,7 @@ def _init(arguments: list[str]) -> int:
     folder = Path(values["folder"])
     project.write_app(folder, given_options(early, values, table))
     print(
-        f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), "
+        f"wrote {folder}: start a SuperLink and SuperNodes (docs/how-to/deploy.md), "
         f"then: equipoise flower run {folder} --ca certs/ca.pem (no --ca if it runs --insecure)"
     )
     return 0
