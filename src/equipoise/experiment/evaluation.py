@@ -30,6 +30,11 @@ from equipoise.core import (
 )
 from equipoise.environments.deep_task import DeepRLTask
 from equipoise.environments.heldout import heldout_returns
+from equipoise.experiment.adaptation import (
+    FINETUNE_EPOCHS,
+    FINETUNE_LR_FACTORS,
+    newcomer_round,
+)
 from equipoise.experiment.row_outputs import (
     CONSTANT,
     GLOBAL,
@@ -54,8 +59,6 @@ from equipoise.utils.pytree import Ints
 
 CLIENTS_PER_BATCH = 250  # bounds the memory of scoring: rows and outputs of 250 clients
 ADAPTATION_EPOCHS = (0, 1, 5)  # local training of held-out clients before they are scored
-FINETUNE_LR_FACTORS = (1.0, 0.3, 0.1, 0.03)  # of the learning rate of training
-FINETUNE_EPOCHS = (1, 2, 3, 5, 8, 12, 20)  # evaluated after each of these
 ModelBatches = Iterable[tuple[Ints, Params]]
 """Batches of clients: ids ``[K]`` and the stack of their models ``[K, ...]``."""
 
@@ -545,10 +548,8 @@ def score_heldout_clients(
     for epochs in ADAPTATION_EPOCHS:
         train = LocalHParams(torch.full_like(ids, epochs), lr)
         down = ServerMessage(simulation.params, dict.fromkeys(heldout.info.blocks, True), train)
-        held = init_client_states(method, heldout, ids, simulation.params, keeps_local=False)
-        reply = executor.run_clients(s.num_rounds + 1, ids, down, held, ("test",)).stack
-        assert reply is not None
-        scores = reply.scores["test"]["trained"]
+        result = newcomer_round(executor, s.num_rounds + 1, down, splits=("test",))
+        scores = result.scores["test"]["trained"]
         means = {name: float(value.double().mean()) for name, value in scores.items()}
         after[epochs] = Scores(
             {**means, "std": float(scores[heldout.info.metric].double().std(correction=0))}
