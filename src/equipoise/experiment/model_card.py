@@ -47,7 +47,15 @@ class Card(Record, frozen=True):
     label_type: str = ""
     """Type of the class labels: `text` or `float`; empty if the names of classes show it."""
     owner: str = ""
-    """Remote client whose own model is in the place of the global model; empty in a run."""
+    """Site whose own model is in the place of the global model, such as a Flower node or a
+    newcomer; empty in a run of many sites."""
+
+    @property
+    def owner_id(self) -> int | None:
+        """Number of the owner among the clients; None without an owner."""
+        if not self.owner:
+            return None
+        return self.clients.index(self.owner) if self.owner in self.clients else 0
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
