@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from equipoise.core import Params
 from equipoise.records.run_dir import RunFolder
 from equipoise.utils.errors import UsageError
@@ -23,6 +25,12 @@ def read_model(folder: RunFolder, client: int | None, is_local: bool = False) ->
     """
     name = "global" if client is None else "personal"
     file = folder.model(name)
+    if not file.exists() and client is not None and folder.flower.exists():
+        run = json.loads(folder.flower.read_text())["run"]
+        raise UsageError(
+            f"'{folder.path}' has no personal models: that of client {client} is on its own "
+            f"machine, in <state-dir>/{run}/client-{client}"
+        )
     if not file.exists():
         reasons = {
             "global": "its method has no whole global model: try --client",
