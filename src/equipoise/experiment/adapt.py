@@ -31,6 +31,7 @@ from equipoise.experiment.adaptation import (
     cross_fit_constant,
 )
 from equipoise.experiment.decision import Entry, Evidence, judge
+from equipoise.experiment.detailed_scores import calibration_curves
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import CHOICE_FILE, find_models, read_choice
 from equipoise.experiment.predict import Predictor
@@ -47,6 +48,7 @@ from equipoise.methods.local import Local
 from equipoise.models import TREES
 from equipoise.records import codec
 from equipoise.records.decision import Decision, Estimate
+from equipoise.records.evaluation import EvaluationDetails
 from equipoise.records.manifest import Content
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
@@ -181,6 +183,16 @@ class Adapted:
         if self.preprocessor is not None:
             files[folder.preparation.name] = self.preprocessor.to_json()
         files[folder.decision.name] = codec.dumps(self.decision, indent=1)
+        details = EvaluationDetails(
+            title=f"{self.name}: {len(self.held_out.y)} held-out rows",
+            decision=self.decision,
+            calibration=calibration_curves(
+                self.held_out,
+                self.card.target,
+                [model for model in self.held_out.outputs if model != CONSTANT],
+            ),
+        )
+        files[folder.evaluation.name] = codec.dumps(details, indent=1)
         files[folder.config.name] = config_text(self.options)
         folder.write(files)
 
