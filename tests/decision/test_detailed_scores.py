@@ -115,8 +115,6 @@ def test_curves_of_numbers_and_of_many_classes() -> None:
     rows = RowOutputs(("a",), np.zeros(40, np.int64), np.arange(40), y, {"global": y[:, None] / 2})
     cost = Target(kind="regression", name="cost", scale=2.0)
     [curve] = calibration_curves(rows, cost, ["global"])
-        rows, Target(kind="regression", name="cost", scale=2.0), ["global"]
-    )
     assert [one.predicted for one in curve.bins] == [one.observed.value for one in curve.bins]
     assert curve.slope is None
     classes = Target(classes=("a", "b", "c"), name="kind")

@@ -33,6 +33,7 @@ from equipoise.experiment.detailed_scores import (
     hidden_groups,
 )
 from equipoise.experiment.model_card import Card, read_card
+from equipoise.experiment.model_files import refuse_remote_model
 from equipoise.experiment.predict import ROWS_PER_BATCH, Predictor, predict_recordings
 from equipoise.experiment.row_outputs import (
     CONSTANT,
@@ -798,6 +799,8 @@ def predict_file(
         raise UsageError(f"there is no file '{rows}'")
     models = load_models(path)
     number = None if client is None else find_site(models, client)
+    if number is not None and models.choice is None:
+        refuse_remote_model(RunFolder(models.path), number)
     predictor = models.members[0].predictor
     if isinstance(predictor.preprocessor, WindowTransform):
         found = predict_recordings(Predictor.of(RunFolder(models.path), number), rows)
