@@ -15,6 +15,7 @@ from equipoise.tasks import find_task
 from equipoise.utils.errors import UsageError, install_hint
 
 DEFAULT_LISTEN = "127.0.0.1:9443"
+DEFAULT_POLL = 0.5  # seconds
 DEPLOYED_TASK = "remote-tables"
 """Task of data at clients, whose options ``--help`` shows if no task is named."""
 
@@ -32,6 +33,7 @@ def flower(arguments: list[str]) -> int:
     subcommands = {
         "init": _init,
         "run": _run,
+        "node": _node,
         "certs": _certs,
         "register": _register,
         "proxy": _proxy,
@@ -99,6 +101,27 @@ def _run(arguments: list[str]) -> int:
     return launch.run_app(
         Path(values.folder), values.superlink, Path(values.ca) if values.ca else None
     )
+
+
+def _node(arguments: list[str]) -> int:
+    """Start a SuperNode that answers sooner than Flower's own command."""
+    about = (
+        "Start a SuperNode, with all options of 'flower-supernode' (see its --help) and the same "
+        "answers. Rounds are shorter: processes have PyTorch imported before a message comes."
+    )
+    parser = Parser("flower node", about)
+    parser.add_argument(
+        "--poll",
+        type=float,
+        default=DEFAULT_POLL,
+        help="seconds between two looks for a message of the SuperLink (default: "
+        f"{DEFAULT_POLL:g}; 'flower-supernode' has 3). Raise it with hundreds of nodes",
+    )
+    values, rest = parser.parse_known_args(arguments)
+    needs_flower()
+    from equipoise.flower.supernode import run_supernode
+
+    return run_supernode(rest, values.poll)
 
 
 def _certs(arguments: list[str]) -> int:

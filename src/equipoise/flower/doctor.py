@@ -14,7 +14,7 @@ from pathlib import Path
 from equipoise.flower.project import parse_address
 from equipoise.utils.errors import install_hint
 
-TESTED_VERSION = "1.41."
+TESTED_VERSIONS = ("1.41.", "1.42.")
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 MIN_VALID_DAYS = 14  # of a certificate; with fewer it must be renewed
 
@@ -70,10 +70,10 @@ def _version() -> Finding:
             f"Flower is not installed; in an environment of its own: {install_hint('flower')}",
         )
     return _finding(
-        version.startswith(TESTED_VERSION),
+        version.startswith(TESTED_VERSIONS),
         f"Flower {version}",
-        f"Flower is {version}, tested is {TESTED_VERSION}x: its flags change between minor "
-        "versions",
+        f"Flower is {version}, tested are {'x and '.join(TESTED_VERSIONS)}x: its flags change "
+        "between minor versions",
     )
 
 
