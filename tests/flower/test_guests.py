@@ -172,7 +172,7 @@ def test_the_server_says_where_a_personal_model_is(
     _, folder = finished
     folder.flower.write(json.dumps({"run": RUN, "statistics_bytes": 0}))
     assert main(["export", str(folder.path), "--client", "0"]) == 2
-    assert f"in <state-dir>/{RUN}/client-0" in capsys.readouterr().err
+    assert f"'<state-dir>/{RUN}/client-0'" in capsys.readouterr().err
 
 
 def test_a_role_is_one_of_three(tmp_path: Path) -> None:

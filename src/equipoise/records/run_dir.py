@@ -73,6 +73,8 @@ class RunFolder(CheckedFolder):
     """Constant and local model of each named client."""
     validation = NamedFile("validation.csv")
     """Scores of the global model at sites outside training, in a deployment."""
+    evaluation = NamedFile("evaluation.json")
+    """Scores of a single site's models in detail: calibration, groups."""
     labels = NamedFile("labels.csv")
     """Table of class counts of clients."""
     card = NamedFile(f"{MODELS}/card.json")
