@@ -197,5 +197,5 @@ def test_wrong_clients_are_told(clinics):
 
 def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "sklearn.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "sklearn.md").read_text()
     exec(page.split("```python\n")[1].split("```")[0], {})

@@ -28,6 +28,7 @@ from equipoise.core import Method
 from equipoise.data.federated_dataset import Target
 from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
+from equipoise.experiment.adapt import DEFAULT_NAME, adapt_folder, default_folder
 from equipoise.experiment.certificate import certify_run
 from equipoise.experiment.choose import choice_sentences
 from equipoise.experiment.choose import choose as choose_models
@@ -215,6 +216,33 @@ class Run:
         number = self._number(client)
         return evaluate_rows(self._site_models(), rows, number, client_column, metric)
 
+    def adapt(
+        self,
+        rows: object,
+        name: str = DEFAULT_NAME,
+        *,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> Newcomer:
+        """Give a client that joins after the run a personal model, by the rule of the method.
+
+        Args:
+            rows: The newcomer's rows with their target: a table, or a pair ``(x, y)`` of arrays
+                if the task has arrays.
+            name: Name of the newcomer.
+            out: Folder to write; None for a new one beside that of the run.
+            overwrite: Whether an earlier result in ``out`` is replaced.
+
+        Returns:
+            The newcomer's run; ``print`` shows its verdict against the global model and against
+            training alone, on held-out rows.
+
+        Raises:
+            UsageError: If the rows do not fit, have no target or are too few.
+        """
+        settings = self._settings() if self.task or self.method else None
+        return _adapt(self.folder, rows, name, out, overwrite, settings, self.task)
+
     def resume(
         self,
         *,
@@ -305,6 +333,51 @@ class Run:
         return self._folder.find_client(client) if isinstance(client, str) else client
 
 
+@dataclass(frozen=True)
+class Newcomer(Run):
+    """The personal model of a client that joined after the run.
+
+    ``predict``, ``evaluate``, ``export``, ``model`` and ``report`` are those of its own model.
+    """
+
+    @property
+    def decision(self) -> Decision:
+        """Verdict on held-out rows against the global model and training alone."""
+        decision = read_decision(self.folder)
+        if decision is None:
+            raise UsageError(f"'{self.folder}' has no decision.json: adapt again")
+        return decision
+
+    def __str__(self) -> str:
+        """Return the verdict and its notes."""
+        return "\n".join([self.decision.headline, *self.decision.notes])
+
+
+def _adapt(
+    path: Path,
+    rows: object,
+    name: str,
+    out: str | Path | None,
+    overwrite: bool,
+    settings: ExperimentConfig | None,
+    task: Task | None,
+) -> Newcomer:
+    """Adapt the models of a folder to rows of a newcomer."""
+    folder = Path(out) if out is not None else _free_folder(default_folder(path, name))
+    adapt_folder(path, rows, folder, name, overwrite=overwrite, settings=settings)
+    return Newcomer(folder, task=task)
+
+
+def _free_folder(folder: Path) -> Path:
+    """Return the folder, or the first with a number behind that does not exist."""
+    number = 2
+    free = folder
+    while free.exists():
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return free
+
+
 def _pandas() -> ModuleType:
     """Import pandas, or say how to install it."""
     try:
@@ -392,12 +465,26 @@ class Chosen:
         number = find_site(models, client) if isinstance(client, str) else client
         return evaluate_rows(models, rows, number, client_column, metric)
 
+    def adapt(
+        self,
+        rows: object,
+        name: str = DEFAULT_NAME,
+        *,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> Newcomer:
+        """Give a newcomer a personal model, as :meth:`Run.adapt` does."""
+        return _adapt(self.folder, rows, name, out, overwrite, self._settings(), self.task)
+
     def _models(self) -> SiteModels:
-        settings = None
-        if self.task is not None:
-            options = RunFolder(self.folder / self.choice.members[0]).read_config()
-            settings = settings_in(options, None, self.task.spec)
-        return load_models(self.folder, settings)
+        return load_models(self.folder, self._settings())
+
+    def _settings(self) -> ExperimentConfig | None:
+        """Return the options of the final run, if its task was made in Python."""
+        if self.task is None:
+            return None
+        options = RunFolder(self.folder / self.choice.members[0]).read_config()
+        return settings_in(options, None, self.task.spec)
 
 
 def _predicted(target: Target, outputs: Tensor, probabilities: bool) -> NDArray[Any]:

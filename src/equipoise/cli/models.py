@@ -77,6 +77,49 @@ def choose(arguments: list[str]) -> int:
     return 0
 
 
+def adapt(arguments: list[str]) -> int:
+    """Give a newcomer a personal model.
+
+    Args:
+        arguments: Folder, file of rows and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "adapt",
+        "Give a site that joins after the run a personal model, by the rule of the method: "
+        "fine-tuning, its own head, its own trees. It is compared with the global model and with "
+        "training alone on held-out rows, with 95 %% intervals. The folder can be given to "
+        "predict, evaluate, export and report.",
+    )
+    parser.add_argument("model", help=f"{MODEL_HELP}, or of a Flower node")
+    parser.add_argument("rows", help="CSV or Parquet file of the newcomer, with the target")
+    parser.add_argument("--name", default="newcomer", help="name of the site (default: newcomer)")
+    parser.add_argument("--out", help="folder to write (default: MODEL-NAME)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+    add_quiet(parser)
+    values = parser.parse(arguments)
+    from equipoise.experiment.adapt import Federated, adapt_folder, default_folder
+    from equipoise.experiment.new_rows import read_rows
+    from equipoise.report.decision_text import print_decision
+    from equipoise.report.html import try_write_report
+    from equipoise.report.terminal import make_console
+
+    path = Path(values.model)
+    out = Path(values.out) if values.out else default_folder(path, values.name)
+    table = read_rows(Path(values.rows), Federated.read(path).client_column)
+    adapted = adapt_folder(path, table, out, values.name, overwrite=values.overwrite)
+    report = try_write_report(out)
+    if values.quiet:
+        return 0
+    console = make_console()
+    print_decision(adapted.decision, console)
+    console.print(f"model: {out}; try 'equipoise predict {out} ROWS.csv'", highlight=False)
+    console.print(report, highlight=False)
+    return 0
+
+
 def evaluate(arguments: list[str]) -> int:
     """Score models on new rows of a table.
 

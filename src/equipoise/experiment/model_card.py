@@ -41,7 +41,15 @@ class Card(Record, frozen=True):
     adapter: str = ""
     """Option ``adapter`` of the run."""
     owner: str = ""
-    """Remote client whose own model is in the place of the global model; empty in a run."""
+    """Site whose own model is in the place of the global model, such as a Flower node or a
+    newcomer; empty in a run of many sites."""
+
+    @property
+    def owner_id(self) -> int | None:
+        """Number of the owner among the clients; None without an owner."""
+        if not self.owner:
+            return None
+        return self.clients.index(self.owner) if self.owner in self.clients else 0
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:

@@ -24,7 +24,7 @@ from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.tabular.table import Table
 from equipoise.data.time_series import WindowTransform
 from equipoise.experiment.decision import Entry, Evidence, judge
-from equipoise.experiment.model_card import Card
+from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.predict import ROWS_PER_BATCH, Predictor, predict_recordings
 from equipoise.experiment.row_outputs import (
     CONSTANT,
@@ -90,6 +90,11 @@ class RunModels:
         stacks: dict[str, Params] = {}
         place: dict[str, dict[int, int]] = {}
         constants = None
+        owner = predictor.card.owner_id
+        if owner is not None:  # its own model is in the place of the global one
+            stacks[PERSONAL] = {name: value[None] for name, value in global_.items()}
+            place[PERSONAL] = {owner: 0}
+            global_ = _tensors(folder.model("federation"))
         if personal := _tensors(folder.model("personal")):
             place[PERSONAL] = _places(personal.pop("client_ids"))
             stacks[PERSONAL] = personal
@@ -111,6 +116,11 @@ class RunModels:
     def card(self) -> Card:
         """Card of the models."""
         return self.predictor.card
+
+    @property
+    def owner(self) -> int | None:
+        """The site whose folder this is; None for a run of many sites."""
+        return self.card.owner_id
 
     def models_of(self, client: int | None) -> list[str]:
         """List the kinds of models for a client; a stranger (None) has the global one alone."""
@@ -190,6 +200,11 @@ class SiteModels:
         return self.card.target
 
     @property
+    def owner(self) -> int | None:
+        """The site whose folder this is: all rows are its own; None for a run of many sites."""
+        return self.members[0].owner
+
+    @property
     def is_by_site(self) -> bool:
         """Whether the user chose models site by site."""
         return self.choice is not None
@@ -214,6 +229,11 @@ class SiteModels:
             return wanted
         if GLOBAL in available:
             return GLOBAL
+        if self.owner is not None:
+            raise UsageError(
+                f"'{self.path}' has the model of {self.card.owner} alone: leave --client and "
+                "--client-column out"
+            )
         raise UsageError(
             f"'{self.path}' has no global model, and hence none for sites that did not take part"
         )
@@ -347,6 +367,7 @@ def split_by_site(
     """
     everything = np.arange(len(table))
     if not client_column:
+        client = models.owner if client is None else client
         name = "all rows" if client is None else models.name_of(client)
         return [SiteRows(name, client, everything)]
     if client_column not in table.columns:
@@ -386,7 +407,7 @@ def read_rows(path: Path, client_column: str) -> Table:
 
 def _usual_column(models: SiteModels, table: Table, client: int | None, given: str) -> str:
     """Return the column of sites: the given one, else that of training if the rows have it."""
-    if given or client is not None:
+    if given or client is not None or models.owner is not None:
         return given
     return models.client_column if models.client_column in table.columns else ""
 
@@ -767,7 +788,10 @@ def model_to_export(path: Path, client: str | None) -> tuple[RunFolder, int | No
     path = find_models(path)
     if not (path / CHOICE_FILE).is_file():
         folder = RunFolder(path)
-        return folder, None if client is None else folder.find_client(client), False
+        card = read_card(folder) if folder.card.exists() else None
+        if client is None or (card is not None and card.owner == client):
+            return folder, None, False
+        return folder, folder.find_client(client), False
     choice = read_choice(path)
     if len(choice.members) > 1:
         raise UsageError(

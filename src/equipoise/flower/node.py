@@ -23,8 +23,9 @@ from equipoise.core import (
     State,
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
-from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.evaluation import AloneConfig, own_scores, train_alone
 from equipoise.experiment.model_card import Card
+from equipoise.experiment.row_outputs import GLOBAL, LOCAL
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
@@ -129,7 +130,7 @@ class Node:
                     f"{self.config.client}"
                 )
             if kind == "score":
-                return codec.encode({}, self._score(metadata))
+                return codec.encode({}, self._score(tree, metadata))
             answer = self._sum if kind in secagg.PHASES else self._round
             return codec.encode(*answer(tree, metadata))
         except Exception as error:
@@ -171,21 +172,29 @@ class Node:
             Preprocessor.from_json(disk.preparation.read_text(), f"'{disk.preparation}'"), 0
         ).settings(self.settings)
 
-    def _score(self, metadata: Metadata) -> Metadata:
-        """Return the scores of this client's own model at the end of the run."""
+    def _score(self, tree: State, metadata: Metadata) -> Metadata:
+        """Return the scores of this client's own model at the end of the run.
+
+        If the server asks for it, this client also trains alone for as many rounds, and scores that
+        model and the global one on the same rows.
+        """
         if self.settings.privacy.has_noise:
             raise InvalidMessage("under dp_noise this client tells no scores")
         self.budget.check()
         disk = ClientStateStore(self.config.state_dir, str(metadata.get("run")), self.config.client)
         if self.raw:
             self._prepare(metadata, disk)
-        own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
+        model = disk.load_model()
+        rivals = self._rivals(tree, metadata)
+        own = own_scores(self.task, self.config.client, model, self.settings.run.seed, rivals)
         num_rows = self._num_rows("test")
         rules = self.config.rules
         may_leave = {name: rules.may_leave(name, num_rows) for name in own.scores}
         baselines = _without_nan(own.beside)
         if not rules.may_leave(self.task.info.metric, num_rows):
             baselines = dict.fromkeys(baselines)
+        if not rules.samples and "test_rows" in baselines:
+            baselines["test_rows"] = None
         return {
             "client": self.config.client,
             "scores": {
@@ -194,6 +203,27 @@ class Node:
             },
             "baselines": baselines,
         }
+
+    def _rivals(self, tree: State, metadata: Metadata) -> dict[str, Params]:
+        """Return the model of this client's rows alone, and the global one if the server sent it.
+
+        Args:
+            tree: Tensors of the server's message.
+            metadata: Metadata of the server's message.
+
+        Raises:
+            InvalidMessage: If the global model does not fit.
+        """
+        if metadata.get("alone") is not True:
+            return {}
+        run = self.settings.run
+        rounds = min(codec.read_int(metadata, "rounds", 1), run.rounds)
+        config = AloneConfig(run.seed, rounds, run.rounds)
+        rivals = {LOCAL: train_alone(self.task, self.config.client, self.settings.training, config)}
+        if global_ := tree.get("global"):
+            codec.check_like(global_, self.task.init_params(run.seed), "global")
+            rivals[GLOBAL] = global_
+        return rivals
 
     def _round(self, tree: State, metadata: Metadata) -> tuple[State, Metadata]:
         """Train one round."""
