@@ -1,6 +1,7 @@
 """CPU time of federated boosting in simulation beside LightGBM on one thread.
 
-`python -m benchmarks.speed.trees [rows]`: 19 columns, 16 clients, 100 trees of 31 leaves in 8 levels, 127 bins.
+`python -m benchmarks.speed.trees [rows]`: 19 columns, 16 clients, 100 trees of 31 leaves in 8
+levels, 127 bins.
 """
 
 from __future__ import annotations

@@ -165,9 +165,7 @@ def test_regression_gradients_are_derivatives(absolute):
     y = np.array([1.0, 3.0, 10.0])
     margins = np.array([[0.3, -1.0, 0.5]])
     everything = np.array([0]), np.array([3])
-    gradient, hessian = (
-        QUANTUM * units for units in objective.gradients(y, margins, *everything)
-    )
+    gradient, hessian = (QUANTUM * units for units in objective.gradients(y, margins, *everything))
     residual = margins[0] - (y - 2.0) / 4.0
     if absolute:
         curve = np.sqrt(1 + residual**2)
@@ -253,6 +251,49 @@ def test_sums_of_clients_grow_the_pooled_ensemble(kind):
     for mine, theirs in zip(federated.trees, pooled.trees, strict=True):
         assert (mine == theirs).all()
     assert (federated.trees.feature >= 0).sum() > 20
+
+
+def leaf_by_leaf(x, g, h, rows, leaves, min_rows):
+    """Grow one tree on numbers, always splitting the leaf with the largest gain."""
+
+    def best(part):
+        found = (0.0, None)
+        own = g[part].sum() ** 2 / h[part].sum()
+        for f in range(x.shape[1]):
+            for cut in np.unique(x[part, f])[:-1]:
+                left = part[x[part, f] <= cut]
+                right = part[x[part, f] > cut]
+                if min(len(left), len(right)) >= min_rows:
+                    sides = sum(g[s].sum() ** 2 / h[s].sum() for s in (left, right))
+                    found = max(found, (sides - own, (left, right)), key=lambda pair: pair[0])
+        return found
+
+    open_leaves = [(best(rows), rows)]
+    while len(open_leaves) < leaves:
+        (gain, sides), _ = taken = max(open_leaves, key=lambda leaf: leaf[0][0])
+        if gain <= 0:
+            break
+        open_leaves = [leaf for leaf in open_leaves if leaf is not taken]
+        open_leaves += [(best(side), side) for side in sides]
+    return [part for _, part in open_leaves]
+
+
+@pytest.mark.parametrize("leaves", [2, 5, 9])
+def test_level_by_level_ends_as_leaf_by_leaf(leaves):
+    """A tree of few leaves goes deep where the gain is, and one level is one exchange."""
+    random = np.random.default_rng(leaves)
+    x = random.integers(0, 12, (300, 2)).astype(np.float32)
+    y = np.exp(x[:, 0] / 3) + 2 * (x[:, 1] > 6) * (x[:, 0] > 9) + random.normal(size=300)
+    y = (y - y.mean()) / y.std()
+    options = TreeOptions(
+        trees=1, tree_depth=8, tree_leaves=leaves, leaf_rows=5, leaf_l2=0.0, shrinkage=1.0
+    )
+    rows = rows_of_clients(x, y, [100, 150, 50])
+    grown, margins = grow(RegressionBoosting(0.0, 1.0), options, rows, base=np.zeros(1))
+    expected = leaf_by_leaf(x, -y, np.ones(300), np.arange(300), leaves, 5)
+    assert len(expected) == leaves == (grown.trees.feature >= 0).sum() + 1
+    for part in expected:
+        np.testing.assert_allclose(margins[0, part], y[part].mean(), atol=1e-5)
 
 
 def test_a_state_that_is_lost_gives_the_same_sums():

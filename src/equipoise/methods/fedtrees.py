@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from equipoise.trees.growth import Growth
 
 AUTO = "auto"
+COMPLETE = "complete"
+"""Sent when the common trees are complete: clients grow their own."""
 NO_PARENTS = torch.zeros(1, dtype=torch.float64)
 """State of a level whose sums are all asked for."""
 MAX_SUM = 2.0**33
@@ -147,6 +149,8 @@ class FedTrees(Method):
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Add own trees, if the common ones are complete."""
+        if COMPLETE not in client.message.broadcast:
+            return client.start, client.state
         asked = torch.full_like(client.id, self._num_personal)
         own = client.fit(client.start, aux={"own_trees": asked})
         return {**client.start, **{name: own[name] for name in OWN_NAMES}}, client.state
@@ -154,6 +158,7 @@ class FedTrees(Method):
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Send counts of values, or sums of gradients of the open nodes."""
         aux = {"statistics": torch.ones_like(client.id), **client.message.broadcast}
+        aux.pop(COMPLETE, None)
         return ClientUpdate({}, client.fit(client.start, aux=aux)), client.state
 
     # --- server -----------------------------------------------------------------------------
@@ -185,9 +190,13 @@ class FedTrees(Method):
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         """Send the common trees, and the grid while bins are agreed on."""
         message, state = super().distribute(server, ids)
-        if int(server.params["progress"][STAGE]) not in interface.BIN_STAGES:
-            return message, state
-        return replace(message, broadcast={"grid": state["grid"]}), state
+        stage = int(server.params["progress"][STAGE])
+        broadcast: State = {}
+        if stage in interface.BIN_STAGES:
+            broadcast["grid"] = state["grid"]
+        if stage >= interface.OWN_TREES:
+            broadcast[COMPLETE] = torch.ones(1)
+        return replace(message, broadcast=broadcast), state
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate

@@ -208,9 +208,7 @@ class BoostingState:
             return
         spans = ClientSpans.of_one_model(start[near], size[near])
         tree = self._placed(trees.iteration(num_trees - 1))
-        tree.advance(
-            self._bins, spans, self.place_level[spans.start], self.max_depth, self.places
-        )
+        tree.advance(self._bins, spans, self.place_level[spans.start], self.max_depth, self.places)
         self.place_level[spans.start] = self.max_depth
         tree.add_to(self.margins, spans, self.places)
         self.applied[spans.start] = num_trees
@@ -419,9 +417,7 @@ def boost(
             if not growth.asked.shape[2]:
                 break
         placed = PlacedTrees.of(grown, edges, offsets, num_categories, options.tree_depth)
-        placed.advance(
-            bins, spans, np.full(len(model), level), options.tree_depth, places
-        )
+        placed.advance(bins, spans, np.full(len(model), level), options.tree_depth, places)
         placed.add_to(margins, spans, places)
         if val is not None and val_margins is not None:
             whole = grown.map(lambda array: array[:, None]).contiguous()

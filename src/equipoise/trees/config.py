@@ -21,9 +21,7 @@ class TreeOptions(Options):
     tree_leaves: int = option(
         31, "trees: largest number of leaves; the best split comes first", low=2, high=MAX_LEAVES
     )
-    tree_depth: int = option(
-        8, "trees: most splits from the root to a leaf", low=1, high=MAX_DEPTH
-    )
+    tree_depth: int = option(8, "trees: most splits from the root to a leaf", low=1, high=MAX_DEPTH)
     tree_bins: int = option(
         127, "trees: bins of a column; cuts between bins can be splits", low=2, high=MAX_BINS
     )
@@ -45,4 +43,5 @@ class TreeOptions(Options):
     @property
     def num_nodes(self) -> int:
         """Nodes of a tree, leaves included."""
-        return 2 * min(self.tree_leaves, 2**self.tree_depth) - 1
+        leaves: int = min(self.tree_leaves, 2**self.tree_depth)
+        return 2 * leaves - 1

@@ -90,6 +90,10 @@ class Trees(NamedTuple):
         """Return views of one iteration, without the axis T."""
         return self.map(lambda array: array[:, tree])
 
+    def tree(self, model: int, margin: int) -> Trees:
+        """Return views of one tree of an iteration, `[N]`."""
+        return self.map(lambda array: array[model, margin])
+
     def contiguous(self) -> Trees:
         """Return arrays that kernels can read fast; they are copied only if they are views."""
         return self.map(np.ascontiguousarray)

@@ -118,7 +118,7 @@ def split_level(
             first = (g * margins + c) * num_open
             own = slice(first, first + num_open)
             parents, smaller = choose_splits(
-                *(array[g, c] for array in trees),
+                *trees.tree(g, c),
                 new_gain[g, c],
                 nodes[g, c],
                 gain[own],

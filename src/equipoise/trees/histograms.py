@@ -44,8 +44,45 @@ COUNT_BIT = 44
 COUNT_UNIT = 2**COUNT_BIT
 MAX_UNITS = MAX_GRADIENT / QUANTUM
 """Largest absolute gradient and hessian in units."""
+DENSE_RATIO = 8
+"""From this many values per cell on, whole numbers are summed first."""
 BINS = 256
 """Bins of a byte."""
+
+
+@njit(cache=True, inline="always")
+def _first_end(ends, value):  # type: ignore[no-untyped-def]
+    """Return the number of ends below a value, as `numpy.searchsorted`, without branches."""
+    first = 0
+    count = len(ends)
+    while count > 1:
+        half = count // 2
+        first += half if ends[first + half - 1] < value else 0
+        count -= half
+    if count == 1 and ends[first] < value:
+        first += 1
+    return first
+
+
+@njit(cache=True)
+def count_in_cells(x: Floats32, grid: Floats) -> Floats:
+    """Count values per cell; missing values are left out.
+
+    Args:
+        x: Inputs `[n, F]`.
+        grid: Cuts `[F, 1023]`; cell j holds the values in (cut j - 1, cut j].
+
+    Returns:
+        Counts `[F, 1024]`.
+    """
+    num_features, num_cuts = grid.shape
+    counts = np.zeros((num_features, num_cuts + 1))
+    for f in range(num_features):
+        cuts = grid[f]
+        for i in range(len(x)):
+            if x[i, f] > MISSING_BELOW:
+                counts[f, _first_end(cuts, np.float64(x[i, f]))] += 1.0
+    return counts
 
 
 @njit(cache=True)
@@ -75,7 +112,7 @@ def bin_rows(x: Floats32, edges: Floats, num_categories: Ints, offsets: Ints) ->
                 code = int(value)
                 bins[i, f] = code if 0 <= code < num_categories[f] else missing
             else:
-                bins[i, f] = np.searchsorted(ends, value)
+                bins[i, f] = _first_end(ends, np.float64(value))
     return bins
 
 
@@ -337,6 +374,18 @@ def sum_histograms(
             first = 0
             for p in range(num_asked):
                 # After the pass above ends[p] is the end of p.
+                sums = out[k, c, p]
+                if (ends[p] - first) * num_features < DENSE_RATIO * len(own):
+                    for j in range(first, ends[p]):
+                        i = order[j]
+                        g_value = gradient[c, i] * QUANTUM
+                        h_value = hessian[c, i] * QUANTUM
+                        for f in range(num_features):
+                            cell = first_cell[f] + np.uint64(bins[i, f])
+                            sums[cell, 0] += g_value
+                            sums[cell, 1] += h_value
+                            sums[cell, 2] += 1.0
+                    first = ends[p]
                 while first < ends[p]:
                     last = min(first + BLOCK_ROWS, ends[p])
                     for j in range(first, last):
@@ -349,12 +398,10 @@ def sum_histograms(
                             own[cell, 1] += h
                     for cell in range(own.shape[0]):
                         count = own[cell, 1] >> COUNT_BIT
-                        if count:
-                            out[k, c, p, cell, 0] += own[cell, 0] * QUANTUM
-                            out[k, c, p, cell, 1] += (own[cell, 1] - count * COUNT_UNIT) * QUANTUM
-                            out[k, c, p, cell, 2] += count
-                            own[cell, 0] = 0
-                            own[cell, 1] = 0
+                        sums[cell, 0] += own[cell, 0] * QUANTUM
+                        sums[cell, 1] += (own[cell, 1] - count * COUNT_UNIT) * QUANTUM
+                        sums[cell, 2] += count
+                    own[:] = 0
                     first = last
 
 
