@@ -13,21 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
 from equipoise.data.tabular.exchange import merge_files, summarise_site
 from equipoise.experiment import runner as runs
-from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.evaluation import AloneConfig, own_scores, train_alone
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
+from equipoise.flower.egress import EgressRules
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference
@@ -109,15 +111,15 @@ def wire_of(sites: Path, spoil: Spoil = lambda client, reply: reply, **more: Any
     return Here(sites, {**GIVEN, "data": str(sites / "server"), **more}, spoil)
 
 
-def agreed(wire: Here) -> tuple[table_agreement.PreprocessingAgreement, RunSettings]:
-    settings = RunSettings.from_options(wire.given)
+def agreed(wire: Here) -> tuple[table_agreement.PreprocessingAgreement, ExperimentConfig]:
+    settings = ExperimentConfig.from_options(wire.given)
     raw = table_agreement.raw_table_config(settings)
     assert raw is not None
     found = table_agreement.agree_on_preprocessing(raw, settings.privacy, wire, 1.0)
     return found, found.settings(settings)
 
 
-def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimulation:
+def simulation(wire: Here, settings: ExperimentConfig, **more: Any) -> FederatedSimulation:
     def make(*about: Any) -> RemoteExecutor:
         return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, min_replies=1, **more)
 
@@ -129,7 +131,7 @@ def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimul
 
 def by_files(sites: Path) -> Preprocessor:
     raw = table_agreement.raw_table_config(
-        RunSettings.from_options({**GIVEN, "data": str(sites / "server")})
+        ExperimentConfig.from_options({**GIVEN, "data": str(sites / "server")})
     )
     assert raw is not None
     paths = [sites / f"{name}.json" for name in SITES]
@@ -152,7 +154,9 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
         (whole / f"{name}.csv").write_text("\n".join(["age,ward,ill,note,part", *split]))
     shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
     given = {"task": "tables", "data": str(whole), "split_column": "part", "val_share": 0.0}
-    own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
+    own = build_task(
+        ExperimentConfig.from_options({**given, "target": "ill", "ignore_columns": "note"})
+    )
     assert own.preparation.to_json() == found.preprocessor.to_json()
     assert own.preparation[1:3] == build_task(settings).preparation[1:3]
     assert found.upload_bytes == sum((sites / f"{name}.json").stat().st_size for name in SITES)
@@ -170,7 +174,7 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
         shutil.copytree(sites / name, tmp_path / "filed" / name)
         (tmp_path / "filed" / name / "preparation.json").write_text(told)
     there = wire_of(tmp_path / "filed", target="", ignore_columns="")
-    files = simulation(there, RunSettings.from_options(there.given))
+    files = simulation(there, ExperimentConfig.from_options(there.given))
     assert not any(files.run_round().absent for _ in range(2))
     assert largest_difference(live.params, files.params) == 0
     assert largest_difference(live.store.scores, files.store.scores) == 0
@@ -180,15 +184,21 @@ def remote(wire: Here) -> Callable[..., RemoteExecutor]:
     def make(*about: Any) -> RemoteExecutor:
         told = about[1].preparation.to_json()
         return RemoteExecutor(
-            *about, wire=wire, run="test", time_limit=1.0, min_replies=1, preparation=told
+            *about,
+            wire=wire,
+            run="test",
+            time_limit=1.0,
+            min_replies=1,
+            preparation=told,
+            verdict=True,
         )
 
     return make
 
 
-def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[float]]:
+def finished(wire: Here, settings: ExperimentConfig, out: Path) -> dict[str, list[float]]:
     runs.run(settings, out, make_executor=remote(wire))
-    return Folder(out).read_table(Folder(out).clients)
+    return RunFolder(out).read_table(RunFolder(out).clients)
 
 
 def test_a_site_predicts_and_exports_from_its_own_folder(
@@ -211,6 +221,18 @@ def test_a_site_predicts_and_exports_from_its_own_folder(
     assert names == [task.info.class_names[k] for k in expected.tolist()]
     assert main(["export", str(folder)]) == 0
     assert "the personal model of south" in capsys.readouterr().out
+    assert main(["evaluate", str(folder), str(tmp_path / "new.csv")]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("south", "constant", "own model", "global", "personal"))
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "south: its model by ditto" in page
+    assert "training alone on these rows" in page
+    rows = (tmp_path / "new.csv").read_text().splitlines()
+    (tmp_path / "late.csv").write_text("\n".join([rows[0], *rows[1:] * 2]))
+    late = ["adapt", str(folder), str(tmp_path / "late.csv"), "--name", "late", "--quiet"]
+    assert main([*late, "--out", str(tmp_path / "late")]) == 0
+    assert (tmp_path / "late" / "report.html").is_file()
     (tmp_path / "wrong.csv").write_text("age,ill\n50,no\n")
     given = ["predict", str(folder), str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "x.csv")]
     assert main(given) == 2
@@ -239,7 +261,7 @@ def test_rounds_tell_the_real_seconds_since_the_start(
         runs.run(settings, out, make_executor=remote(wire), on_round_end=stop)
     now[0] += 100.0
     summary = runs.run(settings, out, make_executor=remote(wire), resume=True)
-    assert [record.clock for record in Folder(out).records()] == [3.0, 6.0, 9.0]
+    assert [record.clock for record in RunFolder(out).records()] == [3.0, 6.0, 9.0]
     assert (summary.clock, summary.energy) == (9.0, None)
 
 
@@ -255,16 +277,48 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
         model = load_file(
             sites / f"state-{name}" / "test" / f"client-{client}" / "models" / "global.safetensors"
         )
-        own = own_scores(task, client, model, 0)
+        alone = train_alone(task, client, settings.training, AloneConfig(0, 3, 3))
+        global_ = RunFolder(tmp_path / "run").model("global").read_tensors()
+        own = own_scores(task, client, model, 0, {"local": alone, "global": global_})
         for key, value in {
             **{f"personal_{n}": v for n, v in own.scores.items()},
             **own.beside,
         }.items():
             assert columns[key][client] == pytest.approx(value, rel=1e-5)
         assert columns["personal_auc_low"][client] <= columns["personal_auc"][client]
-    summary = Folder(tmp_path / "run").read_summary()
+    summary = RunFolder(tmp_path / "run").read_summary()
     assert summary.test.personal["f1"] == pytest.approx(np.mean(columns["personal_f1"]), rel=1e-5)
     assert summary.bytes_before.up > 0
+
+
+def test_withheld_scores_leave_no_verdict(sites: Path) -> None:
+    wire = wire_of(sites, metric="auc")
+    settings = agreed(wire)[1]
+    finished(wire, settings, sites / "run")
+    question = codec.encode(
+        {"global": {}}, {"kind": "score", "run": "test", "client": 0, "rounds": 2, "alone": True}
+    )
+    node = wire.node(0)
+    node.config = replace(node.config, rules=EgressRules(metrics=("loss",)))
+    _, reply = codec.decode(node.answer(question))
+    assert set(reply["baselines"].values()) == {None}
+    assert reply["scores"]["loss"] is not None
+    node = wire.node(0)
+    node.config = replace(node.config, rules=EgressRules(samples=False))
+    _, reply = codec.decode(node.answer(question))
+    assert reply["baselines"]["test_rows"] is None
+    assert reply["baselines"]["gain_over_own"] is not None
+
+
+def test_a_global_model_of_another_shape_is_refused(sites: Path) -> None:
+    wire = wire_of(sites, metric="auc")
+    settings = agreed(wire)[1]
+    finished(wire, settings, sites / "run")
+    wrong = {"global": {"a": torch.zeros(2)}}
+    question = codec.encode(
+        wrong, {"kind": "score", "run": "test", "client": 0, "rounds": 1, "alone": True}
+    )
+    assert "global lacks" in codec.decode(wire.node(0).answer(question))[1]["error"]
 
 
 def test_local_models_beside_are_for_simulations(sites: Path, tmp_path: Path) -> None:
@@ -372,7 +426,7 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
 
 def test_raw_tables_need_connected_clients(sites: Path) -> None:
     with pytest.raises(UsageError, match="'equipoise flower run'"):
-        build_task(RunSettings.from_options({**GIVEN, "data": str(sites / "server")}))
+        build_task(ExperimentConfig.from_options({**GIVEN, "data": str(sites / "server")}))
     synthetic = wire_of(sites)
     synthetic.given = {"task": "synthetic", "clients": 3}
     told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "statistics"})))[1]

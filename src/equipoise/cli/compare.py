@@ -6,6 +6,7 @@ import contextlib
 import sys
 from pathlib import Path
 
+from equipoise.cli.json_output import Output, add_json, existing_file, print_json
 from equipoise.cli.options import parse_several_methods
 from equipoise.cli.parser import Parser, add_output, add_resources, resources_from
 from equipoise.cli.run import show_and_track
@@ -14,14 +15,14 @@ from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.runner import Interrupted, OnRoundEnd
 from equipoise.experiment.tune import read_best
 from equipoise.methods import find_method
-from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.records.summary import Summary
 from equipoise.report import tables
 from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers, parse_tracker_names
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.option_registry import options, resolve_names
-from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
 from equipoise.utils.errors import UsageError
 
@@ -53,6 +54,7 @@ def compare(arguments: list[str]) -> int:
         help="give every method as many rounds as the first one's gradient steps pay for",
     )
     add_output(parser, DEFAULT_OUT)
+    add_json(parser)
     add_resources(parser)
     values, cells = parse_several_methods(arguments, parser)
     if values["tuned"]:
@@ -63,19 +65,20 @@ def compare(arguments: list[str]) -> int:
     if values["equal_steps"]:
         cells = comparison.with_equal_steps(cells)
     out = Path(values["out"])
+    output = Output(values["quiet"], values["json"])
     current_run = contextlib.ExitStack()  # display and trackers of the run under way
 
-    def announce(settings: RunSettings, folder: Path) -> OnRoundEnd:
+    def announce(settings: ExperimentConfig, folder: Path) -> OnRoundEnd:
         current_run.close()
-        rounds_done = Folder(folder).count_rounds() if values["resume"] else 0
+        rounds_done = RunFolder(folder).count_rounds() if values["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
         display = current_run.enter_context(
-            ProgressDisplay(title, settings.run.rounds, values["quiet"], rounds_done)
+            ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
         )
         trackers = current_run.enter_context(RunTrackers(values["log"], folder, rounds_done))
         return show_and_track(display, trackers)
 
-    recorded = [text for text in arguments if text not in ("--resume", "--overwrite")]
+    recorded = [text for text in arguments if text not in ("--resume", "--overwrite", "--json")]
     try:
         with current_run:
             by_method, columns = comparison.compare(
@@ -96,7 +99,15 @@ def compare(arguments: list[str]) -> int:
         )
         return 1
     report = conclude(out)
-    if not values["quiet"]:
+    if output.json:
+        print_json(
+            folder=str(out),
+            methods=by_method,
+            decision=read_decision(out),
+            table=str(out / "table.md"),
+            report=existing_file(RunFolder(out).report),
+        )
+    elif output.for_people:
         _print_table(by_method, columns, out, report)
     return 0
 
@@ -122,6 +133,7 @@ def _with_recorded_command(arguments: list[str]) -> list[str]:
     """Add the options that the folder records, if only ``--resume`` and the folder are given."""
     parser = Parser("compare", add_help=False)
     add_output(parser, DEFAULT_OUT)
+    add_json(parser)
     add_resources(parser)
     values, rest = parser.parse_known_args(arguments)
     folder = ComparisonFolder(Path(values.out))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from equipoise import __version__
 from equipoise.cli.parser import expand_assignments
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.interrupt import command_process
 from equipoise.utils.plugins import own_code_place
 
@@ -53,6 +53,7 @@ COMMANDS = {
         "choose",
         "Say which model each site should use, and train it on all rows.",
     ),
+    "adapt": Command("models", "adapt", "Give a site that joins after the run a personal model."),
     "evaluate": Command(
         "models", "evaluate", "Score models on new rows, beside a constant and the site's own."
     ),
@@ -119,7 +120,9 @@ def _run_command(name: str, arguments: list[str]) -> int:
     """Import the module of a command and call its function."""
     if name not in COMMANDS:
         noun = "argument" if name.startswith("-") else "command"
-        raise UsageError(f"unknown {noun} '{name}'{nearest(name, COMMANDS)}; see equipoise --help")
+        raise UsageError(
+            f"unknown {noun} '{name}'{did_you_mean(name, COMMANDS)}; see equipoise --help"
+        )
     command = COMMANDS[name]
     arguments = expand_assignments(arguments)
     module = importlib.import_module(f"equipoise.cli.{command.module}")

@@ -12,7 +12,7 @@ from typing import Any
 from equipoise.config.schema import Options, option
 from equipoise.flower.egress import NO_RULES, EgressRules
 from equipoise.privacy.budget import DEFAULT_DELTA
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.secure_aggregation import MAX_CLIENTS, MIN_CLIENTS
 
@@ -31,6 +31,11 @@ class DeploymentConfig(Options):
     min_replies: int = option(1, "usable replies below which a round changes nothing", low=1)
     nodes: str = option(
         "", "file of 'equipoise flower register': a node may only be the client of its key"
+    )
+    verdict: bool = option(
+        True,
+        "at the end every client also trains alone, for as many rounds, and compares that model "
+        "with its own on its test rows",
     )
     below: str = option(
         "skip",
@@ -55,10 +60,12 @@ class DeploymentConfig(Options):
 
 
 MAX_NAME_LENGTH = 100
+ROLES = ("train", "validate", "adapt")
+"""What a node may do; the last two are outside training."""
 OPTION_NAMES = tuple(item.name for item in dataclasses.fields(DeploymentConfig))
 
 
-def read_app_config(table: Mapping[str, Any]) -> tuple[RunSettings, DeploymentConfig]:
+def read_app_config(table: Mapping[str, Any]) -> tuple[ExperimentConfig, DeploymentConfig]:
     """Split an app's options into those of the run and those of the deployment.
 
     Args:
@@ -73,7 +80,7 @@ def read_app_config(table: Mapping[str, Any]) -> tuple[RunSettings, DeploymentCo
     given = {name.replace("-", "_"): value for name, value in table.items()}
     deployment = {name: given.pop(name) for name in OPTION_NAMES if name in given}
     # Saved after every round: clients can go back one round, not more.
-    settings = RunSettings.from_options({**given, "checkpoint_every": 1})
+    settings = ExperimentConfig.from_options({**given, "checkpoint_every": 1})
     if settings.run.finetune:
         raise UsageError(
             "finetune needs every client's model in one place: fine-tune at the clients (method "
@@ -98,6 +105,8 @@ class NodeConfig:
             keys are refused, and the budget counts on no more. If ``None``, 100 keys are accepted
             and an upload costs as much as one that the server sees alone.
         rules: What may leave this client.
+        role: ``train``; or ``validate`` or ``adapt`` for a site outside training, which gets the
+            final model.
     """
 
     client: int
@@ -108,6 +117,7 @@ class NodeConfig:
     name: str = ""
     max_clients: int | None = None
     rules: EgressRules = NO_RULES
+    role: str = "train"
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> NodeConfig:
@@ -146,6 +156,9 @@ class NodeConfig:
                 f"the node's max-clients is {max_clients!r}: must be a whole number from "
                 f"{MIN_CLIENTS} to {MAX_CLIENTS}"
             )
+        role = table.get("role", "train")
+        if role not in ROLES:
+            raise UsageError(f"the node's role is {role!r}: must be one of {', '.join(ROLES)}")
         rules_file = table.get("rules", "")
         if not isinstance(rules_file, str) or (rules_file and not Path(rules_file).is_absolute()):
             raise UsageError(
@@ -153,4 +166,4 @@ class NodeConfig:
             )
         rules = EgressRules.load(Path(rules_file)) if rules_file else NO_RULES
         data = str(table.get("data", ""))
-        return cls(client, Path(state), data, most, delta, name, max_clients, rules)
+        return cls(client, Path(state), data, most, delta, name, max_clients, rules, role)

@@ -21,7 +21,7 @@ from equipoise.flower.launch import read_app_options
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.flower.table_agreement import agree_on_preprocessing, raw_table_config
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.remote_tables import RemoteTablesConfig
 from equipoise.utils.errors import UsageError
@@ -56,7 +56,7 @@ def describe_egress(app: Path, client: int, data: str, rules: EgressRules) -> li
     if settings.run.secure:
         given["secure"] = False
         notes.append("with --secure the upload is masked: the server sees only the sum of all")
-    settings = RunSettings.from_options(given)
+    settings = ExperimentConfig.from_options(given)
     with tempfile.TemporaryDirectory() as state:
         wire = _LocalWire(given, NodeConfig(client, Path(state), data, rules=rules))
         try:
@@ -103,7 +103,7 @@ class _LocalWire:
         return answer
 
 
-def _run(settings: RunSettings, wire: _LocalWire, client: int) -> None:
+def _run(settings: ExperimentConfig, wire: _LocalWire, client: int) -> None:
     """Run the exchange before round 1, one round, and the final evaluation."""
     preparation = ""
     wire.present()
@@ -122,6 +122,7 @@ def _run(settings: RunSettings, wire: _LocalWire, client: int) -> None:
             time_limit=1.0,
             min_replies=1,
             preparation=preparation,
+            verdict=True,
         )
 
     simulation = FederatedSimulation(
@@ -132,7 +133,9 @@ def _run(settings: RunSettings, wire: _LocalWire, client: int) -> None:
         make_executor,
     )
     simulation.run_round()
-    simulation.executor.final_scores(np.array([client]))
+    has_global = simulation.method.has_global(task)
+    params = simulation.params if has_global else {}
+    simulation.executor.final_scores(np.array([client]), params, simulation.rounds_done)
 
 
 def _describe(kind: str, data: bytes) -> Iterator[str]:

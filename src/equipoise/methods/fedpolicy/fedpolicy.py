@@ -48,7 +48,7 @@ from equipoise.methods._composition import ComposedMethod
 from equipoise.methods.fedpolicy import policies, state
 from equipoise.methods.fedpolicy.policies import PolicyConfig, PredictiveProbing
 from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, did_you_mean
 
 POLICIES: dict[str, type[policies.Policy]] = {
     "random": policies.RandomPart,
@@ -72,8 +72,8 @@ class FedPolicy(ComposedMethod):
     family: ClassVar[str] = "redistribution"
     policy: str = option(
         "learned",
-        "policy that chooses the part a client installs",
-        choices=(*PAPER_PARTS, *POLICIES),
+        "policy that chooses the part a client installs: one of "
+        f"{', '.join(POLICIES)}, a part for all, or parts over the run such as full:0.8,none",
     )
     parts: str = option(
         "full,backbone,head",
@@ -147,9 +147,20 @@ class FedPolicy(ComposedMethod):
             probe_every=self.probe_every,
             download_cost=self.download_cost,
         )
-        if self.policy in PAPER_PARTS:
-            return policies.FixedPart(config, self.policy)
-        return POLICIES[self.policy](config)
+        if self.policy in POLICIES:
+            return POLICIES[self.policy](config)
+        if not self.names_parts:
+            known = (*POLICIES, *self.sets.names)
+            raise UsageError(
+                f"policy is '{self.policy}': must be one of {', '.join(known)}, or parts over the "
+                f"run such as full:0.8,none{did_you_mean(self.policy, known)}"
+            )
+        return policies.SchedulePolicy(config, policies.parse_schedule(self.policy, self.sets))
+
+    @property
+    def names_parts(self) -> bool:
+        """Whether the policy is a part or a schedule of parts."""
+        return self.policy in self.sets.names or "," in self.policy or ":" in self.policy
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
@@ -182,8 +193,6 @@ class FedPolicy(ComposedMethod):
                 f"({', '.join(task.info.blocks)}) such as {'+'.join(task.info.blocks)}"
             )
         self.sets.check(task)
-        if self.policy in PAPER_PARTS and self.policy not in self.sets.names:
-            raise UsageError(f"policy is '{self.policy}', which is none of the parts {self.parts}")
         if (self.agent.probes or self.agent.learns) and not task.has_split("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task "
@@ -282,9 +291,10 @@ class FedPolicy(ComposedMethod):
                 "shrinkage": assignment.shrinkage.float(),
                 "prior_value": assignment.prior_value.float(),
             }
-        if isinstance(self.agent, policies.FixedPart):
+        if isinstance(self.agent, policies.SchedulePolicy):
             # Plain booleans: clients that start from one model compute as those of FedAvg do.
-            sent_blocks = self.sets.sent_blocks_of_all(server.task, self.agent.part)
+            part = self.agent.part_at(server.round, server.num_rounds)
+            sent_blocks = self.sets.sent_blocks_of_all(server.task, part)
         else:
             downloads = self.sets.membership[assignment.part] | assignment.probe[:, None]
             sent_blocks = self.sets.sent_blocks(server.task, downloads)

@@ -6,7 +6,7 @@ this client; after training the differences are noise. A client that probes is s
 
 | policy | class | chooses |
 |---|---|---|
-| a part's name | `FixedPart` | this part, always |
+| a part, or `full:0.8,none` | `SchedulePolicy` | one part for all, by the share of the run |
 | `random` | `RandomPart` | any allowed part, stratified over the clients of a round |
 | `probe` | `AlwaysProbe` | at the client: the part with the best probe |
 | `bandit`, `dqn` | `BanditPolicy`, `DqnPolicy` | by a Q-network that all clients share |
@@ -36,6 +36,7 @@ from equipoise.methods.fedpolicy.state import (
 from equipoise.rl import dqn
 from equipoise.rl.nn import DTYPE, add_to_buffer
 from equipoise.utils import rng
+from equipoise.utils.errors import UsageError, did_you_mean
 
 FULL_PART = 0  # the number of the whole model among the parts
 FULL_ROUNDS = 5  # all clients install the whole model at first
@@ -271,17 +272,83 @@ class Policy(ABC):
 
 
 @dataclass(frozen=True)
-class FixedPart(Policy):
-    """The same part for all clients in all rounds."""
+class SchedulePolicy(Policy):
+    """The same part for all clients in a round, by the share of the run that is over.
 
-    part: str = "full"
+    Attributes:
+        parts_over_run: Pairs of a part's name and the share of the run at which it ends, in
+            increasing order; the last share is 1. One pair is a fixed part.
+    """
+
+    parts_over_run: tuple[tuple[str, float], ...] = (("full", 1.0),)
+
+    def part_at(self, round: int, num_rounds: int) -> str:
+        """Return the name of the part in a round, from 1.
+
+        A part that ends at a share s of T rounds is installed up to round s T, rounded.
+        """
+        for name, end in self.parts_over_run:
+            if round <= math.floor(end * num_rounds + 0.5):
+                return name
+        return self.parts_over_run[-1][0]
 
     def assign(
         self, server: Server, client_table: State, policy_state: State, ids: Tensor
     ) -> tuple[Assignment, State]:
-        """Assign the part."""
-        part = torch.full_like(ids, self.config.parts.index(self.part))
+        """Assign the part of the round."""
+        name = self.part_at(server.round, server.num_rounds)
+        part = torch.full_like(ids, self.config.parts.index(name))
         return Assignment.without_probes(part), policy_state
+
+
+def parse_schedule(text: str, parts: BlockSets) -> tuple[tuple[str, float], ...]:
+    """Parse a schedule such as `full:0.8,none`: parts and the share of the run that each lasts.
+
+    The last part has no share, since it lasts to the end. A single part is a fixed choice.
+
+    Args:
+        text: The schedule.
+        parts: The parts that may be named.
+
+    Returns:
+        Pairs of part and share of the run at which it ends; see `SchedulePolicy`.
+
+    Raises:
+        UsageError: If the text is no schedule. The message names every mistake.
+    """
+    *steps, last = (step.strip() for step in text.split(","))
+    problems = []
+    pairs: list[tuple[str, float]] = []
+    end = 0.0
+    for step in steps:
+        name, _, share = step.partition(":")
+        duration = _positive_share(share)
+        if duration is None:
+            problems.append(f"'{step}' must be a part and its share of the run, such as full:0.8")
+        end += duration or 0.0
+        pairs.append((name.strip(), end))
+    if ":" in last:
+        problems.append(f"'{last}' is the last part and lasts to the end: leave out its share")
+    pairs.append((last.partition(":")[0].strip(), 1.0))
+    if end >= 1.0:
+        problems.append(f"the shares sum to {end:g}, so that nothing is left for the last part")
+    for name, _ in pairs:
+        if name not in parts.names:
+            problems.append(
+                f"'{name}' is none of {', '.join(parts.names)}{did_you_mean(name, parts.names)}"
+            )
+    if problems:
+        raise UsageError(f"policy is '{text}': {'; '.join(problems)}")
+    return tuple(pairs)
+
+
+def _positive_share(text: str) -> float | None:
+    """Return a number above 0 and below infinity, or None."""
+    try:
+        share = float(text)
+    except ValueError:
+        return None
+    return share if 0.0 < share < math.inf else None
 
 
 class RandomPart(Policy):
