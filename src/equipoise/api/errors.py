@@ -25,7 +25,8 @@ SENTENCE_WORDS = (
 )
 _FLAG = re.compile(
     r"--(?P<no>no-)?(?P<name>[a-z][a-z.-]*[a-z])"
-    rf"(?:(?:=| )(?P<value>\"[^\"]*\"|'[^']*'|(?!(?:{SENTENCE_WORDS})\b)[\w.*<>-][\w.,:*-]*))?"
+    r"(?:(?:=| )(?P<value>\"[^\"]*\"|'[^']*'|"
+    rf"(?!(?:{SENTENCE_WORDS})(?:[\s);]|$))[\w.*<>-][\w.,:*-]*))?"
 )
 _COMMAND = re.compile(r"'equipoise (?P<command>[a-z]+)(?: (?P<rest>[^']*))?'")
 COMMANDS = {

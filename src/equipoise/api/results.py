@@ -515,6 +515,10 @@ class Table:
     columns: list[str]
     rows: dict[str, list[tables.Cell]]
 
+    def __repr__(self) -> str:
+        """Return the table as aligned text, which a terminal shows."""
+        return str(self)
+
     def __str__(self) -> str:
         """Return the table as aligned text."""
         shown = {label: [str(cell) for cell in cells] for label, cells in self.rows.items()}

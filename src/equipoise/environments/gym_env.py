@@ -73,8 +73,7 @@ def kwargs_of_agents(given: object, agents: int) -> list[dict[str, Any]]:
     per_agent = [given] * agents if isinstance(given, dict) else given
     if not isinstance(per_agent, list) or not all(isinstance(one, dict) for one in per_agent):
         raise UsageError(
-            "env_kwargs must be an object (keyword arguments by name), or a list with one object "
-            "for each agent"
+            "env_kwargs must be a JSON object (in Python a dict), or a list with one for each agent"
         )
     if len(per_agent) != agents:
         raise UsageError(
@@ -119,8 +118,7 @@ def checked_factories(
     """
     for agent, kwargs in enumerate(env_kwargs):
         try:
-            environment = make(**kwargs)
-            environment.close()
+            make(**kwargs).close()
         except Exception as error:  # user code may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
