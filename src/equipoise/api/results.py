@@ -35,6 +35,7 @@ from equipoise.experiment.choose import choose as choose_models
 from equipoise.experiment.compare import cell_folder, num_folds
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.decision import conclude, read_decision
+from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import (
     Evaluation,
@@ -192,6 +193,9 @@ class Run:
         *,
         client_column: str = "",
         metric: str = "",
+        cross_site: bool = False,
+        by: str = "",
+        min_count: int = DEFAULT_MIN_COUNT,
     ) -> Evaluation:
         """Score the models on labelled rows that training never had.
 
@@ -204,15 +208,27 @@ class Run:
             client_column: Column that names the site of each row. Empty for that of training, if
                 the rows have it.
             metric: Main metric; empty for that of the run.
+            cross_site: Whether to score the model of every site on the rows of every site.
+            by: Columns by whose groups rows are scored: ``"sex,age"`` or ``"age:40:65"``.
+            min_count: Fewest rows of a group or site whose scores are shown.
 
         Returns:
-            The scores; ``print`` shows the verdict.
+            The scores; ``print`` shows the verdict, ``details`` has the rest.
 
         Raises:
             UsageError: If the rows do not fit or have no target.
         """
         number = self._number(client)
-        return evaluate_rows(self._site_models(), rows, number, client_column, metric)
+        return evaluate_rows(
+            self._site_models(),
+            rows,
+            number,
+            client_column,
+            metric,
+            cross_site=cross_site,
+            by=Grouping.parse(by),
+            min_count=min_count,
+        )
 
     def adapt(
         self,
@@ -456,11 +472,23 @@ class Chosen:
         *,
         client_column: str = "",
         metric: str = "",
+        cross_site: bool = False,
+        by: str = "",
+        min_count: int = DEFAULT_MIN_COUNT,
     ) -> Evaluation:
         """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
         models = self._models()
         number = find_site(models, client) if isinstance(client, str) else client
-        return evaluate_rows(models, rows, number, client_column, metric)
+        return evaluate_rows(
+            models,
+            rows,
+            number,
+            client_column,
+            metric,
+            cross_site=cross_site,
+            by=Grouping.parse(by),
+            min_count=min_count,
+        )
 
     def adapt(
         self,

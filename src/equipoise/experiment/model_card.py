@@ -55,7 +55,10 @@ class Card(Record, frozen=True):
         """Number of the owner among the clients; None without an owner."""
         if not self.owner:
             return None
-        return self.clients.index(self.owner) if self.owner in self.clients else 0
+        if self.owner in self.clients:
+            return self.clients.index(self.owner)
+        number = self.owner.removeprefix("client ")
+        return int(number) if number.isdecimal() else 0
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
