@@ -16,7 +16,7 @@ WITHOUT_RESULT = {"studio"}
 """It serves pages until it is stopped."""
 IN_OTHER_TESTS = {"play"}
 """Needs a trained agent: tests/frl_deep/test_play.py."""
-LATER = {"choose", "evaluate", "predict", "export", "flower"}
+LATER = {"flower"}
 
 
 def all_commands(capsys) -> set[str]:
@@ -46,6 +46,8 @@ def run_folder(tmp_path_factory) -> Path:
     options = ["--target", "readmitted", "--rounds", "2", "--quiet"]
     data = ["--data", str(folder / "clinics")]
     assert main(["run", *data, *options, "--out", str(folder / "run")]) == 0
+    rows = (folder / "clinics" / "north.csv").read_text()
+    (folder / "newcomer.csv").write_text(rows)
     for name in ("north", "west"):
         (folder / name).mkdir()
         shutil.copy(folder / "clinics" / f"{name}.csv", folder / name / "train.csv")
@@ -62,6 +64,11 @@ CALLS = {
     "resume": "{all}/run",
     "watch": "{all}/run",
     "report": "{all}/run --out {tmp}/page.html",
+    "choose": "{all}/run --refit none --out {tmp}/chosen",
+    "adapt": "{all}/run {all}/newcomer.csv --out {tmp}/newcomer",
+    "evaluate": "{all}/run {all}/clinics/north.csv --client north --by age --report {tmp}/e.html",
+    "predict": "{all}/run {all}/clinics/north.csv --client north --out {tmp}/p.csv",
+    "export": "{all}/run --out {tmp}/model.safetensors",
     "certify": "{all}/run --samples 2",
     "data describe": DATA,
     "data sample": "{tmp}/more",

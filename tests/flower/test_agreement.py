@@ -221,6 +221,18 @@ def test_a_site_predicts_and_exports_from_its_own_folder(
     assert names == [task.info.class_names[k] for k in expected.tolist()]
     assert main(["export", str(folder)]) == 0
     assert "the personal model of south" in capsys.readouterr().out
+    assert main(["evaluate", str(folder), str(tmp_path / "new.csv")]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("south", "constant", "own model", "global", "personal"))
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "south: its model by ditto" in page
+    assert "training alone on these rows" in page
+    rows = (tmp_path / "new.csv").read_text().splitlines()
+    (tmp_path / "late.csv").write_text("\n".join([rows[0], *rows[1:] * 2]))
+    late = ["adapt", str(folder), str(tmp_path / "late.csv"), "--name", "late", "--quiet"]
+    assert main([*late, "--out", str(tmp_path / "late")]) == 0
+    assert (tmp_path / "late" / "report.html").is_file()
     (tmp_path / "wrong.csv").write_text("age,ill\n50,no\n")
     given = ["predict", str(folder), str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "x.csv")]
     assert main(given) == 2

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from equipoise.api.errors import speaks_python
+from equipoise.api.frames import Predictions, in_kind_of
 from equipoise.api.inputs import (
     GivenMethod,
     label_of,
@@ -25,7 +26,6 @@ from equipoise.api.inputs import (
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
-from equipoise.data.federated_dataset import Target
 from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
 from equipoise.experiment.adapt import DEFAULT_NAME, adapt_folder, default_folder
@@ -35,6 +35,8 @@ from equipoise.experiment.choose import choose as choose_models
 from equipoise.experiment.compare import cell_folder, num_folds
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.decision import conclude, read_decision
+from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
+from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import (
     Evaluation,
     SiteModels,
@@ -82,6 +84,7 @@ OnRound = Callable[[RoundRecord], str | None]
 """Called after each round with its record; returns a reason to stop the run, or None."""
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Run:
     """A run, finished or not; :func:`equipoise.open` returns the run of a folder."""
@@ -155,7 +158,7 @@ class Run:
         *,
         client_column: str = "",
         probabilities: bool = False,
-    ) -> NDArray[Any]:
+    ) -> Predictions:
         """Predict new rows.
 
         Args:
@@ -168,8 +171,10 @@ class Run:
             probabilities: Whether to return class probabilities ``[rows, classes]``.
 
         Returns:
-            Predictions ``[rows]``: classes, by name if they have names; values; or of survival
-            the log relative hazard.
+            Predictions ``[rows]``: classes in the type of the training labels; values; or of
+            survival the log relative hazard. If the rows are a data frame of pandas, polars or
+            pyarrow, a series of the same library with the index of the rows, and of probabilities a
+            frame with one column for each class; else a NumPy array.
 
         Raises:
             UsageError: If the rows do not fit, or the model has no probabilities.
@@ -177,15 +182,9 @@ class Run:
         if client_column:
             if client is not None:
                 raise UsageError("client and client_column exclude each other: leave one out")
-            models = self._site_models()
-            table = table_from_values(rows, "the table of rows", client_column)
-            target = models.target
-            outputs = predict_rows(models, table, None, client_column).outputs
-        else:
-            predictor = self._predictor(client)
-            target = predictor.card.target
-            outputs = predictor.outputs(rows)
-        return _predicted(target, outputs, probabilities)
+            return _predict_sites(self._site_models(), rows, None, client_column, probabilities)
+        predictor = self._predictor(client)
+        return _predicted(predictor.card, predictor.outputs(rows), rows, probabilities)
 
     def evaluate(
         self,
@@ -194,6 +193,9 @@ class Run:
         *,
         client_column: str = "",
         metric: str = "",
+        cross_site: bool = False,
+        by: str = "",
+        min_count: int = DEFAULT_MIN_COUNT,
     ) -> Evaluation:
         """Score the models on labelled rows that training never had.
 
@@ -206,15 +208,27 @@ class Run:
             client_column: Column that names the site of each row. Empty for that of training, if
                 the rows have it.
             metric: Main metric; empty for that of the run.
+            cross_site: Whether to score the model of every site on the rows of every site.
+            by: Columns by whose groups rows are scored: ``"sex,age"`` or ``"age:40:65"``.
+            min_count: Fewest rows of a group or site whose scores are shown.
 
         Returns:
-            The scores; ``print`` shows the verdict.
+            The scores; ``print`` shows the verdict, ``details`` has the rest.
 
         Raises:
             UsageError: If the rows do not fit or have no target.
         """
         number = self._number(client)
-        return evaluate_rows(self._site_models(), rows, number, client_column, metric)
+        return evaluate_rows(
+            self._site_models(),
+            rows,
+            number,
+            client_column,
+            metric,
+            cross_site=cross_site,
+            by=Grouping.parse(by),
+            min_count=min_count,
+        )
 
     def adapt(
         self,
@@ -420,6 +434,7 @@ def run_with_trackers(
     conclude(folder.path)
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Chosen:
     """The models that sites should use; :func:`equipoise.open_choice` reads those of a folder."""
@@ -444,13 +459,11 @@ class Chosen:
         *,
         client_column: str = "",
         probabilities: bool = False,
-    ) -> NDArray[Any]:
+    ) -> Predictions:
         """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
         models = self._models()
         number = find_site(models, client) if isinstance(client, str) else client
-        table = table_from_values(rows, "the table of rows", client_column)
-        outputs = predict_rows(models, table, number, client_column).outputs
-        return _predicted(models.target, outputs, probabilities)
+        return _predict_sites(models, rows, number, client_column, probabilities)
 
     def evaluate(
         self,
@@ -459,11 +472,23 @@ class Chosen:
         *,
         client_column: str = "",
         metric: str = "",
+        cross_site: bool = False,
+        by: str = "",
+        min_count: int = DEFAULT_MIN_COUNT,
     ) -> Evaluation:
         """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
         models = self._models()
         number = find_site(models, client) if isinstance(client, str) else client
-        return evaluate_rows(models, rows, number, client_column, metric)
+        return evaluate_rows(
+            models,
+            rows,
+            number,
+            client_column,
+            metric,
+            cross_site=cross_site,
+            by=Grouping.parse(by),
+            min_count=min_count,
+        )
 
     def adapt(
         self,
@@ -487,19 +512,28 @@ class Chosen:
         return settings_in(options, None, self.task.spec)
 
 
-def _predicted(target: Target, outputs: Tensor, probabilities: bool) -> NDArray[Any]:
-    """Return predictions as users expect them: classes, values or risks."""
+def _predict_sites(
+    models: SiteModels, rows: object, client: int | None, client_column: str, probabilities: bool
+) -> Predictions:
+    """Predict rows of a table, each by the model of its site."""
+    table = table_from_values(rows, "the table of rows", client_column)
+    outputs = predict_rows(models, table, client, client_column).outputs
+    return _predicted(models.card, outputs, rows, probabilities)
+
+
+def _predicted(card: Card, outputs: Tensor, rows: object, probabilities: bool) -> Predictions:
+    """Return predictions as users expect them: classes, values or risks, in the kind of frame."""
+    target = card.target
     if target.kind != "classification":
         if probabilities:
             raise UsageError(
                 f"probabilities are of classes, and the model predicts a {target.kind}: leave "
                 "it out"
             )
-        return np.asarray(objective_of(target).predict(outputs))
+        return in_kind_of(rows, np.asarray(objective_of(target).predict(outputs)))
     if probabilities:
-        return np.asarray(outputs.softmax(-1))
-    chosen = np.asarray(outputs.argmax(-1))
-    return np.array(target.classes)[chosen] if target.name else chosen
+        return in_kind_of(rows, np.asarray(outputs.softmax(-1)), card.labels.tolist())
+    return in_kind_of(rows, card.labels[np.asarray(outputs.argmax(-1))])
 
 
 @dataclass(frozen=True)
@@ -508,6 +542,10 @@ class Table:
 
     columns: list[str]
     rows: dict[str, list[tables.Cell]]
+
+    def __repr__(self) -> str:
+        """Return the table as aligned text, which a terminal shows."""
+        return str(self)
 
     def __str__(self) -> str:
         """Return the table as aligned text."""
@@ -536,6 +574,7 @@ class Table:
         return f"<table><tr>{head}</tr>{body}</table>"
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Comparison:
     """Runs of several methods over the same seeds."""
@@ -650,6 +689,7 @@ class Comparison:
         return tables.summary_columns(first_runs[0].summary, with_clock=with_clock)
 
 
+@speaks_python
 def compare(
     methods: Iterable[GivenMethod],
     task: str | Task = "synthetic",

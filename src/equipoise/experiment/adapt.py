@@ -30,23 +30,15 @@ from equipoise.experiment.adaptation import (
     cross_fit,
     cross_fit_constant,
 )
-from equipoise.experiment.decision import Entry, Evidence, judge
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import CHOICE_FILE, find_models, read_choice
 from equipoise.experiment.predict import Predictor
-from equipoise.experiment.row_outputs import (
-    CONSTANT,
-    GLOBAL,
-    LOCAL,
-    PERSONAL,
-    RowOutputs,
-    resample,
-)
+from equipoise.experiment.row_outputs import CONSTANT, GLOBAL, LOCAL, PERSONAL, RowOutputs
 from equipoise.experiment.runner import build_task
+from equipoise.experiment.site_folder import baseline_tensors, judge_site, verdict_files
 from equipoise.methods.local import Local
 from equipoise.models import TREES
-from equipoise.records import codec
-from equipoise.records.decision import Decision, Estimate
+from equipoise.records.decision import Decision
 from equipoise.records.manifest import Content
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
@@ -180,7 +172,7 @@ class Adapted:
         files[folder.card.name] = self.card.write()
         if self.preprocessor is not None:
             files[folder.preparation.name] = self.preprocessor.to_json()
-        files[folder.decision.name] = codec.dumps(self.decision, indent=1)
+        files |= verdict_files(folder, self.decision, self.held_out, self.card.target)
         files[folder.config.name] = config_text(self.options)
         folder.write(files)
 
@@ -282,12 +274,8 @@ def adapt_rows(source: Federated, rows: object, name: str = DEFAULT_NAME) -> Ada
     held_out = RowOutputs((name,), np.zeros(len(y), np.int64), everything, y, outputs)
     metric = str(source.settings.run.metric) or task.objective.default_metrics[0]
     notes.insert(0, f"The personal model is {rule.describe(personal.candidate, training)}.")
-    decision = _verdict(source, held_out, folds.count, metric, notes)
-    baselines = {
-        "client_ids": torch.zeros(1, dtype=torch.int64),
-        CONSTANT: constant[None],
-        **{f"{LOCAL}.{key}": value[None] for key, value in alone.params.items()},
-    }
+    decision = judge_site(held_out, target, source.card.method, metric, folds.count)
+    decision = replace(decision, notes=[*notes, *decision.notes])
     return Adapted(
         name,
         decision,
@@ -297,7 +285,7 @@ def adapt_rows(source: Federated, rows: object, name: str = DEFAULT_NAME) -> Ada
             "global": personal.params,
             "federation": params if source.has_global else {},
             "frozen": source.frozen,
-            "baselines": baselines,
+            "baselines": baseline_tensors(0, constant, alone.params),
         },
         source.settings.to_dict,
         held_out,
@@ -456,71 +444,3 @@ def _network_task(
         preparation=preparation,
     )
     return task.with_network("", "", run.blocks, run.seed) if run.blocks else task
-
-
-# ------------------------------------------------------------------ verdict
-
-
-def _verdict(
-    source: Federated, held_out: RowOutputs, num_folds: int, metric: str, notes: list[str]
-) -> Decision:
-    """Judge the personal model against all others on the same held-out rows."""
-    method = source.card.method
-    name = held_out.sites[0]
-    entries = [
-        Entry(model, "" if model in (CONSTANT, LOCAL) else method, model)
-        for model in held_out.outputs
-    ]
-    evidence = Evidence(
-        target=source.card.target,
-        metric=metric,
-        test=[held_out],
-        val=[],
-        entries=entries,
-        train_rows={name: len(held_out.y)},
-        folds=num_folds,
-        source="rows",
-        site_models={name: PERSONAL},
-    )
-    scores = resample(evidence.test, evidence.target, metric)
-    chosen = next(entry for entry in entries if entry.key == PERSONAL)
-    decision = judge(evidence, scores, chosen)
-    return replace(
-        decision,
-        headline=_headline(decision, name),
-        notes=[*notes, *(note for note in decision.notes if not _is_about_rivals(note))],
-    )
-
-
-def _is_about_rivals(note: str) -> bool:
-    """Tell whether a note repeats what the headline says about the global model."""
-    return note.startswith(("Ties with it", "Ahead of it", "Behind it"))
-
-
-def _headline(decision: Decision, name: str) -> str:
-    """Say how the personal model compares with the global model and with training alone."""
-    metric = decision.metric
-    by_model = {one.model: one for one in decision.candidates}
-    personal = by_model.get(PERSONAL)
-    if personal is None or not np.isfinite(personal.weighted.value):
-        return decision.headline
-    sentences = [f"{name}: personal model, {metric} {personal.weighted.score_text(metric)}."]
-    for model, words in ((GLOBAL, "the global model"), (LOCAL, "training alone on these rows")):
-        rival = by_model.get(model)
-        if rival is None or rival.difference is None:
-            continue
-        sentences.append(_comparison(metric, words, rival.verdict, rival.difference.reversed))
-    best = by_model.get(GLOBAL)
-    if best is not None and best.verdict == "ahead":
-        sentences.append("Use the global model.")
-    return " ".join(sentences)
-
-
-def _comparison(metric: str, rival: str, verdict: str, difference: Estimate) -> str:
-    """Write one comparison; ``difference`` is the personal model's minus the rival's."""
-    words = difference.difference_text(metric)
-    if verdict == "tie":
-        return f"It ties with {rival} ({words})."
-    if verdict == "behind":
-        return f"It is better than {rival} ({words})."
-    return f"It is worse than {rival} ({words})."

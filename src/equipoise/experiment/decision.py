@@ -39,6 +39,7 @@ from equipoise.records.summary import validation_score
 from equipoise.report import html
 from equipoise.report.run_data import find_run_folders
 from equipoise.training.objectives import objective_of
+from equipoise.utils import io
 from equipoise.utils.errors import DamagedFile
 from equipoise.utils.metrics import (
     format_score,
@@ -127,13 +128,17 @@ def write_decision(path: Path) -> Decision | None:
     Returns:
         The decision; None if the clients have no names or no test rows, or if the methods were
         not tested on the same rows.
+
+    Raises:
+        UsageError: If another process holds the lock of the folder.
     """
     evidence = read_evidence(path)
     if evidence is None:
         return None
     decision = decide(evidence)
     decision = replace(decision, rounds=final_rounds(path, decision))
-    CheckedFolder(path).decision.write(codec.dumps(decision, indent=1))
+    with io.locked(path):
+        CheckedFolder(path).decision.write(codec.dumps(decision, indent=1))
     return decision
 
 

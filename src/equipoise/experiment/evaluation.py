@@ -373,15 +373,11 @@ def compare_models(
         Values by column of clients.csv: see :func:`comparison_columns`. The gain of the personal
         over the local model is positive if it is better, of errors too.
     """
-    x, y = task.client_rows(client, "test")
-    outputs = {name: task.logits(model, x).float().cpu() for name, model in models.items()}
-    outputs[CONSTANT] = constant_outputs(task, client).expand(len(x), -1)
-    places = np.arange(len(x))
-    rows = RowOutputs((str(client),), np.zeros_like(places), places, y, outputs)
+    rows = site_rows(task, client, models)
     metric = task.info.metric
     scores = resample([rows], task.data.target, metric)
     personal = scores.at_site(PERSONAL, 0)
-    values = [float(len(x)), personal.low, personal.high]
+    values = [float(len(rows.y)), personal.low, personal.high]
     values += [scores.at_site(name, 0).value for name in (CONSTANT, *models) if name != PERSONAL]
     if LOCAL in models:
         pair = (PERSONAL, LOCAL) if task.info.higher_is_better else (LOCAL, PERSONAL)
@@ -389,6 +385,25 @@ def compare_models(
         values += [gain.value, gain.low, gain.high]
     values.append(float(bool(only_class(rows, task.data.target, PERSONAL))))
     return dict(zip(comparison_columns(metric, models), values, strict=True))
+
+
+def site_rows(
+    task: ExamplesTask, client: int, models: Mapping[str, Params], name: str = ""
+) -> RowOutputs:
+    """Return what the models of one client, and the constant, say about its test rows.
+
+    Args:
+        task: Task with the client's data.
+        client: Client id.
+        models: Models by kind.
+        name: Name of the client; its id if empty.
+    """
+    x, y = task.client_rows(client, "test")
+    with torch.no_grad():
+        outputs = {kind: task.logits(model, x).float().cpu() for kind, model in models.items()}
+    outputs[CONSTANT] = constant_outputs(task, client).expand(len(x), -1)
+    places = np.arange(len(x))
+    return RowOutputs((name or str(client),), np.zeros_like(places), places, y, outputs)
 
 
 def comparison_columns(metric: str, kinds: Iterable[str]) -> list[str]:

@@ -25,8 +25,9 @@ from equipoise.core import (
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import AloneConfig, own_scores, train_alone
 from equipoise.experiment.model_card import Card
-from equipoise.experiment.row_outputs import GLOBAL, LOCAL
+from equipoise.experiment.row_outputs import GLOBAL, LOCAL, PERSONAL
 from equipoise.experiment.runner import build_task
+from equipoise.experiment.site_folder import rival_files
 from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
 from equipoise.flower.codec import InvalidMessage, Metadata, PreparationMissing
@@ -41,6 +42,7 @@ from equipoise.flower.table_agreement import (
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.executors import Loop, init_client_states
+from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import digest, from_dict, index, to_dict
 from equipoise.wrappers.differential_privacy import (
@@ -187,6 +189,16 @@ class Node:
         model = disk.load_model()
         rivals = self._rivals(tree, metadata)
         own = own_scores(self.task, self.config.client, model, self.settings.run.seed, rivals)
+        if rivals and isinstance(self.task, ExamplesTask):
+            files = rival_files(
+                disk.folder,
+                self.task,
+                self.config.client,
+                self._owner,
+                self.settings.run.method,
+                {PERSONAL: model, **rivals},
+            )
+            disk.folder.write(files)
         num_rows = self._num_rows("test")
         rules = self.config.rules
         may_leave = {name: rules.may_leave(name, num_rows) for name in own.scores}
@@ -318,9 +330,13 @@ class Node:
         card = Card.of(self.task, self.settings.run)
         text = ""
         if card is not None:
-            owner = self.config.name or f"client {self.config.client}"
-            text = msgspec.structs.replace(card, owner=owner).write()
+            text = msgspec.structs.replace(card, owner=self._owner).write()
         disk.save_model(model, self.task.frozen, text, self.settings.to_dict)
+
+    @property
+    def _owner(self) -> str:
+        """Name of this client, for the folder of its models."""
+        return self.config.name or f"client {self.config.client}"
 
     def _load_state(self, disk: ClientStateStore, accepted_round: int) -> ClientState | None:
         """Return the state after the last accepted round; None without one, or if it is lost."""
