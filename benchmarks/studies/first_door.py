@@ -226,11 +226,11 @@ def _fit_linear(
 ) -> dict[str, dict[int | None, Linear]]:
     """Fit one linear model on all rows (client None), and one on those of each client."""
     clients = sorted({site.client for site in sites if site.client is not None})
-    own = {
+    own: dict[int | None, Linear] = {
         client: _fit(models.target, [site for site in sites if site.client == client])
         for client in clients
     }
-    return {POOLED: {None: _fit(models.target, sites)}, SITES: {**own}}
+    return {POOLED: {None: _fit(models.target, sites)}, SITES: own}
 
 
 def _fit(target: Target, sites: list[Site]) -> Linear:
