@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor, nn
 
+from equipoise.api.errors import speaks_python
 from equipoise.api.frames import Predictions, in_kind_of
 from equipoise.api.inputs import (
     GivenMethod,
@@ -84,6 +85,7 @@ OnRound = Callable[[RoundRecord], str | None]
 """Called after each round with its record; returns a reason to stop the run, or None."""
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Run:
     """A run, finished or not; :func:`equipoise.open` returns the run of a folder."""
@@ -443,6 +445,7 @@ def run_with_trackers(
     conclude(folder.path)
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Chosen:
     """The models that sites should use; :func:`equipoise.open_choice` reads those of a folder."""
@@ -561,6 +564,10 @@ class Table:
     columns: list[str]
     rows: dict[str, list[tables.Cell]]
 
+    def __repr__(self) -> str:
+        """Return the table as aligned text, which a terminal shows."""
+        return str(self)
+
     def __str__(self) -> str:
         """Return the table as aligned text."""
         shown = {label: [str(cell) for cell in cells] for label, cells in self.rows.items()}
@@ -588,6 +595,7 @@ class Table:
         return f"<table><tr>{head}</tr>{body}</table>"
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Comparison:
     """Runs of several methods over the same seeds."""
@@ -702,6 +710,7 @@ class Comparison:
         return tables.summary_columns(first_runs[0].summary, with_clock=with_clock)
 
 
+@speaks_python
 def compare(
     methods: Iterable[GivenMethod],
     task: str | Task = "synthetic",
