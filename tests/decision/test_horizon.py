@@ -94,8 +94,9 @@ def test_the_level_of_a_model_takes_its_constant_back() -> None:
     random = np.random.default_rng(1)
     count = 2000
     risk = random.normal(size=count)
-    time = random.exponential(np.exp(-risk)) + 0.001
-    twice = (risk.tolist() * 2, time.tolist() * 2, [1.0] * 2 * count)
+    due = random.exponential(np.exp(-risk)) + 0.001
+    time = np.minimum(due, 4.0)
+    twice = (risk.tolist() * 2, time.tolist() * 2, (due < 4).astype(float).tolist() * 2)
     rows = rows_of(*twice, [0] * count + [1] * count)
     hazard = fit_hazard(rows, [3, 5])
     ours = hazard.probability("global", None, risk, 1.0)
