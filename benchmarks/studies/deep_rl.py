@@ -57,6 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedpolicy": {"method": "fedpolicy", "base": "dqnavg", "policy": "learned", "val_episodes": 2},
     page.IMPORTANCE: {"method": page.IMPORTANCE},
     page.ALTERNATING: {"method": "pfeddqn-rep", "head_steps": 4},
+    page.RANDOM_BODY: {"method": "pfeddqn-rep", "body_rate": 1e-9},
+    **{name: {"method": "pfeddqn-rep", "agents": agents} for name, agents in page.SIZES.items()},
     "head shared": {"method": "fedpolicy", "base": "dqnavg", "policy": "head"},
     **{
         f"{name}, {words}": {"method": name, **options}

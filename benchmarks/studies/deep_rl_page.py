@@ -29,7 +29,9 @@ MISSING = {
 }  # no embedding there; too dear
 TROUBLES: dict[str, dict[str, Any]] = {"30 % absent": {"participation": 0.7}}
 ALTERNATING = "pfeddqn-rep, 4 head steps"
-SIDE: tuple[str, ...] = ("dqn", "dqnavg", "pfeddqn-rep", ALTERNATING, "head shared")
+RANDOM_BODY = "pfeddqn-rep, frozen random body"
+SIZES = {f"pfeddqn-rep, {agents} agents": agents for agents in (2, 4, 20)}
+SIDE: tuple[str, ...] = ("dqn", "dqnavg", "pfeddqn-rep", ALTERNATING, RANDOM_BODY, "head shared")
 SIDE += tuple(f"{name}, {words}" for name in ("dqnavg", "pfeddqn-rep") for words in TROUBLES)
 RESAMPLES = 4000
 
@@ -194,5 +196,6 @@ TABLES = {
     "former_hopper": former_hopper,
     "aim": aim,
     "side": returns("cartpole", "reversed", SIDE),
+    "sizes": returns("cartpole", "reversed", ("dqn", *SIZES, "pfeddqn-rep")),
 }
 FIGURES = {"cartpole-reversed.svg": curves("cartpole", "reversed")}
