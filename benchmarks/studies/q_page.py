@@ -134,7 +134,7 @@ def synq(results: Results) -> list[str]:
 
 
 def periods(results: Results) -> list[str]:
-    """Errors against tau; in brackets where tau is beyond the theory's condition."""
+    """Errors against tau; in brackets where tau is beyond our rule."""
     rows: list[list[Any]] = []
     for eta in PERIOD_RATES:
         row: list[Any] = [f"η = {eta:g}"]

@@ -370,11 +370,11 @@ def _best_by_validation(evidence: Evidence, validation: Mapping[str, float | Non
     models = [entry for entry in evidence.entries if entry.model != CONSTANT]
     sign = 1 if higher_is_better(evidence.metric) else -1
 
-    def merit(entry: Entry) -> float:
+    def validation_score(entry: Entry) -> float:
         value = validation[entry.key]
         return -math.inf if value is None else sign * value
 
-    return max(models, key=merit)
+    return max(models, key=validation_score)
 
 
 def _clearly_ahead(evidence: Evidence, scores: ResampledScores, chosen: Entry) -> Entry | None:
