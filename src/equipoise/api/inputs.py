@@ -61,7 +61,7 @@ def private(
 
 
 def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wrapped:
-    """Add robust aggregation to a method; docs/trust.md has the rules.
+    """Add robust aggregation to a method; docs/how-to/trust.md has the rules.
 
     Args:
         method: A name, a class, an instance, or the result of another wrapper.
@@ -75,7 +75,7 @@ def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wra
 
 
 def secure(method: GivenMethod) -> Wrapped:
-    """Add secure aggregation to a method: the server sees only sums; see docs/privacy.md.
+    """Add secure aggregation to a method: the server sees only sums; see docs/how-to/privacy.md.
 
     Args:
         method: A name, a class, an instance, or the result of another wrapper.

@@ -531,7 +531,7 @@ def _sites(
                 model=model,
                 scores={one: scores.at_site(key, site) for one, key in keys.items()},
                 gain=gain,
-                verdict=_site_verdict(gain, num_rows, evidence.metric, LOCAL in keys),
+                verdict=site_verdict(gain, num_rows, evidence.metric, LOCAL in keys),
             )
         )
     return found
@@ -584,7 +584,7 @@ def _holds_in_every_seed(evidence: Evidence, key: str, other: str, site: int, si
     return all(sign * value > 0 for value in differences if math.isfinite(value))
 
 
-def _site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
+def site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
     """Say in words what a site gains over its own model."""
     if num_rows == 0:
         return "no test rows"

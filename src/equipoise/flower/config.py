@@ -32,6 +32,11 @@ class DeploymentConfig(Options):
     nodes: str = option(
         "", "file of 'equipoise flower register': a node may only be the client of its key"
     )
+    verdict: bool = option(
+        True,
+        "at the end every client also trains alone, for as many rounds, and compares that model "
+        "with its own on its test rows",
+    )
     below: str = option(
         "skip",
         "what happens then: skip (go on with the next round) or stop (resume later)",

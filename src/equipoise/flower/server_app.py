@@ -99,6 +99,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             min_replies=deployment.min_replies,
             preparation=agreed.preprocessor.to_json() if agreed else "",
             journal=RequestJournal(RunFolder(out).requests),
+            verdict=deployment.verdict,
         )
         executors.append(executor)
         return executor
@@ -125,7 +126,9 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
         on_message=say,
     )
     if executors:  # else the run was finished before
-        for line in describe_clients(RunFolder(out), executors[-1].task.info.metric):
+        info = executors[-1].task.info
+        names = wire(info.num_clients).names
+        for line in describe_clients(RunFolder(out), info.metric, names):
             say(line)
         folder = f"<state-dir>/{executors[-1].run_id}/client-<number>"
         say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")

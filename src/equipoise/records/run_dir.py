@@ -71,6 +71,8 @@ class RunFolder(CheckedFolder):
     """Table of clients: size, scores and traffic."""
     baselines = NamedFile(f"{MODELS}/baselines.safetensors")
     """Constant and local model of each named client."""
+    evaluation = NamedFile("evaluation.json")
+    """Scores of a single site's models in detail: calibration, groups."""
     labels = NamedFile("labels.csv")
     """Table of class counts of clients."""
     card = NamedFile(f"{MODELS}/card.json")
