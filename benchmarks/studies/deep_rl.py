@@ -66,9 +66,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for words, options in page.TROUBLES.items()
     },
 }
-# Seeds of what is shared and of absences on CartPole with reversed motors, and of importance on all
-# of CartPole.
-SIDE_SEEDS = 5
 
 
 def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | None:
@@ -79,7 +76,7 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
     if method in page.MISSING.get(task, ()):
         return None
     kinds = page.KINDS[task] if method == page.IMPORTANCE else ("reversed",)
-    if side and (task != "cartpole" or kind not in kinds or number >= SIDE_SEEDS):
+    if side and (task != "cartpole" or kind not in kinds or seed not in page.SIDE_SEEDS):
         return None
     own = {**COMMON, "task": task, **TASKS[task], **VARIANTS[method], "seed": seed}
     # Hopper's agents differ by env_kwargs: how thick a leg is.

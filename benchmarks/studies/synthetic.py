@@ -71,10 +71,8 @@ def cells(results: Results) -> list[Cell]:
 
     def options(settings: str, method: str, seed: int) -> dict[str, Any]:
         common = {"task": "synthetic", "rounds": 200, "finetune": True, "checkpoint_every": 50}
-        own = {"reading": "paper"} if method == "page" else {}
         return {
             **common,
-            **own,
             **(found[method] if settings == "tuned" else {}),
             "method": method,
             "seed": seed,
