@@ -210,26 +210,25 @@ def certificates(results: Results) -> list[str]:
 
 
 def draw_rewards(results: Results, path: Path) -> None:
-    """Figure 2: accuracies and log utilities over rounds, default reading and the paper's."""
-    with drawing(path, 2, (9.2, 3.4)) as axes:
-        for axis, name in zip(axes, ("page-default", "page"), strict=True):
-            found = [r for r in results.where(variant=name) if "utilities" in r.result]
-            if not found:
-                axis.set(title=f"{name}: not computed")
-                continue
-            record = found[0]
-            rounds = [row[0] for row in record["curve"]]
-            series = [
-                Series("global accuracy", rounds, [row[1] for row in record["curve"]], "#0072B2"),
-                Series("local accuracy", rounds, [row[2] for row in record["curve"]], "#D55E00"),
-            ]
-            lines(axis, series, f"{name}, seed {record['seed']}", "round", "accuracy %")
-            right = axis.twinx()
-            played = [1 + EVERY * place for place in range(len(record["utilities"]))]
-            for place, colour in enumerate(("#0072B2", "#D55E00")):
-                values = [row[place] for row in record["utilities"]]
-                right.plot(played, values, ":", color=colour)
-            right.set_ylabel("log utility, dotted")
+    """Figure 2: accuracies and log utilities over rounds, PAGE's default, first seed."""
+    found = [r for r in results.where(variant="page-default") if "utilities" in r.result]
+    with drawing(path) as (axis,):
+        if not found:
+            axis.set(title="not computed")
+            return
+        record = found[0]
+        rounds = [row[0] for row in record["curve"]]
+        colours = {"global": "#0072B2", "local": "#D55E00"}
+        series = [
+            Series(f"{side} accuracy", rounds, [row[place] for row in record["curve"]], colour)
+            for place, (side, colour) in enumerate(colours.items(), start=1)
+        ]
+        lines(axis, series, f"PAGE, default reading, seed {record['seed']}", "round", "accuracy %")
+        right = axis.twinx()
+        played = [1 + EVERY * place for place in range(len(record["utilities"]))]
+        for place, colour in enumerate(colours.values()):
+            right.plot(played, [row[place] for row in record["utilities"]], ":", color=colour)
+        right.set_ylabel("log utility on validation rows (dotted)")
 
 
 def draw_ablation(results: Results, path: Path) -> None:
