@@ -32,7 +32,7 @@ BANNED = {
 """Phrases that a page must not have, with what to write instead."""
 CODE = re.compile(r"```.*?```|`[^`]*`|<!--.*?-->", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-GUIDED = ("tutorials", "explanation")
+GUIDED = ("tutorials", "how-to", "explanation", "reference", "docs")
 """Folders whose pages begin with an aim and end with where to go next."""
 GENERATED = {"what-pays.md"}
 
