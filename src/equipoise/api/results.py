@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor, nn
 
+from equipoise.api.callbacks import Callback, Trackers, run_with_callbacks
 from equipoise.api.errors import speaks_python
 from equipoise.api.frames import Predictions, in_kind_of
 from equipoise.api.inputs import (
@@ -48,7 +49,7 @@ from equipoise.experiment.new_rows import (
     read_choice,
 )
 from equipoise.experiment.predict import Predictor
-from equipoise.experiment.runner import Interrupted, resume_run
+from equipoise.experiment.runner import OnCheckpoint, resume_run
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
@@ -58,7 +59,6 @@ from equipoise.records.scores import NAMED
 from equipoise.records.summary import Certificate, Summary
 from equipoise.report import html, tables
 from equipoise.report.statistics import PairedDifference, paired_difference
-from equipoise.report.trackers import RunTrackers
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
 from equipoise.training.objectives import objective_of
@@ -274,6 +274,7 @@ class Run:
         method: type[Method] | None = None,
         task: Task | None = None,
         on_round: OnRound | None = None,
+        callbacks: Sequence[Callback] = (),
         log: str = "",
         processes: int | None = None,
         client_memory_gib: float | None = None,
@@ -284,6 +285,7 @@ class Run:
             method: Class of the method, if it was given in Python by another process.
             task: Task, if it was made in Python by another process.
             on_round: Called after each round, as in :func:`equipoise.run`.
+            callbacks: Callbacks, as in :func:`equipoise.run`.
             log: Names of trackers, as in :func:`equipoise.run`.
             processes: Number of processes; may differ from the first part of the run.
             client_memory_gib: Memory for client state; may differ from the first part.
@@ -295,12 +297,18 @@ class Run:
         folder = known._folder
         settings = known._settings()
         resources = resources_from(processes, client_memory_gib)
-        run_with_trackers(
-            folder,
-            log,
-            on_round,
-            lambda watch: resume_run(folder.path, watch, settings=settings, resources=resources),
-        )
+
+        def train(on_round_end: OnRound, on_checkpoint: OnCheckpoint) -> object:
+            return resume_run(
+                folder.path,
+                on_round_end,
+                settings=settings,
+                resources=resources,
+                on_checkpoint=on_checkpoint,
+            )
+
+        trackers = [Trackers(log)] if log else []
+        run_with_callbacks(known, settings.run.rounds, [*callbacks, *trackers], on_round, train)
         return known
 
     def certify(self, samples: int = 64) -> Certificate:
@@ -414,35 +422,6 @@ def _pandas() -> ModuleType:
 def _frame(rows: Sequence[Mapping[str, object]]) -> pandas.DataFrame:
     """Return records as a frame, with a dot between the names of nested numbers."""
     return _pandas().json_normalize(list(rows))
-
-
-def run_with_trackers(
-    folder: RunFolder, log: str, on_round: OnRound | None, go: Callable[[OnRound], object]
-) -> None:
-    """Run to the end with trackers and a callback, then write the report.
-
-    Args:
-        folder: Folder of the run.
-        log: Names of trackers.
-        on_round: Callback of the user.
-        go: Runs to the end; calls its argument after every round.
-
-    Raises:
-        KeyboardInterrupt: If the user asked to stop.
-    """
-    done = folder.count_rounds()
-    with RunTrackers(log, folder.path, done) as trackers:
-
-        def watch(record: RoundRecord) -> str | None:
-            trackers(record)
-            return on_round(record) if on_round else None
-
-        try:
-            go(watch)
-        except Interrupted:
-            how = f"equipoise.open({str(folder.path)!r}).resume()"
-            raise KeyboardInterrupt(f"stopped after a whole round; go on with {how}") from None
-    conclude(folder.path)
 
 
 @speaks_python

@@ -95,7 +95,7 @@ def adapt(arguments: list[str]) -> int:
         "adapt",
         "Give a site that joins after the run a personal model, by the rule of the method: "
         "fine-tuning, its own head, its own trees. It is compared with the global model and with "
-        "training alone on held-out rows, with 95 %% intervals. The folder can be given to "
+        "training alone on held-out rows, with 95 % intervals. The folder can be given to "
         "predict, evaluate, export and report.",
     )
     parser.add_argument("model", help=f"{MODEL_HELP}, or of a Flower node")
@@ -143,7 +143,7 @@ def evaluate(arguments: list[str]) -> int:
     parser = Parser(
         "evaluate",
         "Score models on labelled rows that training never had: global, personal, the site's own "
-        "and a constant beside each other, on the same rows, with 95 %% intervals.",
+        "and a constant beside each other, on the same rows, with 95 % intervals.",
     )
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("rows", help="CSV or Parquet file with the columns of training")

@@ -151,6 +151,8 @@ class RunFolder(CheckedFolder):
         """
         if not self.begun():
             return
+        if self.path.is_file():
+            raise UsageError(f"'{self.path}' is a file, not a folder: choose another --out")
         if not again:
             raise UsageError(
                 f"'{self.path}' exists already: choose another --out, or give --resume or "
