@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from equipoise.trees.growth import Growth
 
 AUTO = "auto"
-COMPLETE = "complete"
-"""Sent when the common trees are complete: clients grow their own."""
+GROWING = "growing"
+"""Sent until the common trees are complete: clients need not look for own ones."""
 NO_PARENTS = torch.zeros(1, dtype=torch.float64)
 """State of a level whose sums are all asked for."""
 MAX_SUM = 2.0**33
@@ -149,7 +149,7 @@ class FedTrees(Method):
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Add own trees, if the common ones are complete."""
-        if COMPLETE not in client.message.broadcast:
+        if GROWING in client.message.broadcast:
             return client.start, client.state
         asked = torch.full_like(client.id, self._num_personal)
         own = client.fit(client.start, aux={"own_trees": asked})
@@ -158,7 +158,7 @@ class FedTrees(Method):
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Send counts of values, or sums of gradients of the open nodes."""
         aux = {"statistics": torch.ones_like(client.id), **client.message.broadcast}
-        aux.pop(COMPLETE, None)
+        aux.pop(GROWING, None)
         return ClientUpdate({}, client.fit(client.start, aux=aux)), client.state
 
     # --- server -----------------------------------------------------------------------------
@@ -196,8 +196,8 @@ class FedTrees(Method):
         broadcast: State = {}
         if stage in interface.BIN_STAGES:
             broadcast["grid"] = state["grid"]
-        if stage >= interface.OWN_TREES:
-            broadcast[COMPLETE] = torch.ones(1)
+        if stage < interface.OWN_TREES:
+            broadcast[GROWING] = torch.ones(1)
         return replace(message, broadcast=broadcast), state
 
     def aggregation_weights(
