@@ -28,7 +28,6 @@ from equipoise.core import (
 )
 from equipoise.data.federated_dataset import Federation, InputTransform, Ints, Target
 from equipoise.methods.fedavg import FedAvg
-from equipoise.methods.fedtrees import COMPLETE
 from equipoise.methods.local import Local
 from equipoise.simulation.executor_selection import EXECUTORS
 from equipoise.simulation.executors import Executor, init_client_states
@@ -290,7 +289,7 @@ def _own_tree_path(
     grower = replace(method, **{"personal_trees": str(interface.MAX_OWN_TREES)})
     hparams = _hparams(task.info.num_clients, training.epochs, training.lr)
     sent = dict.fromkeys(task.info.blocks, True)
-    message = ServerMessage(params, sent, hparams, broadcast={COMPLETE: torch.ones(1)})
+    message = ServerMessage(params, sent, hparams)
     executor = _executor(grower, task, training, seed, 1)
     models = _models(newcomer_round(executor, 1, message).client_state)
     yield from _tree_prefixes(models, OWN)
