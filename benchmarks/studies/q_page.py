@@ -87,6 +87,9 @@ def fig3(results: Results) -> list[str]:
                 ),
             ]
         )
+    for r in results.where(experiment="mean-table"):
+        label = f"{r['rule']}, η = {r['eta']:g}: error of the mean table of all simulations"
+        rows.append([label, *(f"{value:.3f}" for value in r["common"])])
     return table(["rule", *(f"T = {t}" for t in AT)], rows)
 
 
