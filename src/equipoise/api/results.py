@@ -43,6 +43,7 @@ from equipoise.experiment.new_rows import (
     SiteModels,
     evaluate_rows,
     find_site,
+    horizon_column,
     load_models,
     predict_rows,
     read_choice,
@@ -158,6 +159,7 @@ class Run:
         *,
         client_column: str = "",
         probabilities: bool = False,
+        horizon: float | None = None,
     ) -> Predictions:
         """Predict new rows.
 
@@ -169,6 +171,7 @@ class Run:
             client_column: Column that names the site of each row: every row is predicted by the
                 model of its site, rows of unknown sites by the global one.
             probabilities: Whether to return class probabilities ``[rows, classes]``.
+            horizon: Of survival, return the probability of the event by this time instead.
 
         Returns:
             Predictions ``[rows]``: classes in the type of the training labels; values; or of
@@ -182,7 +185,12 @@ class Run:
         if client_column:
             if client is not None:
                 raise UsageError("client and client_column exclude each other: leave one out")
-            return _predict_sites(self._site_models(), rows, None, client_column, probabilities)
+            return _predict_sites(
+                self._site_models(), rows, None, client_column, probabilities, horizon
+            )
+        if horizon is not None:
+            number = self._number(client)
+            return _predict_sites(self._site_models(), rows, number, "", probabilities, horizon)
         predictor = self._predictor(client)
         return _predicted(predictor.card, predictor.outputs(rows), rows, probabilities)
 
@@ -196,6 +204,7 @@ class Run:
         cross_site: bool = False,
         by: str = "",
         min_count: int = DEFAULT_MIN_COUNT,
+        horizon: float | None = None,
     ) -> Evaluation:
         """Score the models on labelled rows that training never had.
 
@@ -211,6 +220,7 @@ class Run:
             cross_site: Whether to score the model of every site on the rows of every site.
             by: Columns by whose groups rows are scored: ``"sex,age"`` or ``"age:40:65"``.
             min_count: Fewest rows of a group or site whose scores are shown.
+            horizon: Of survival, also score the probabilities of the event by this time.
 
         Returns:
             The scores; ``print`` shows the verdict, ``details`` has the rest.
@@ -228,6 +238,7 @@ class Run:
             cross_site=cross_site,
             by=Grouping.parse(by),
             min_count=min_count,
+            horizon=horizon,
         )
 
     def adapt(
@@ -438,11 +449,12 @@ class Chosen:
         *,
         client_column: str = "",
         probabilities: bool = False,
+        horizon: float | None = None,
     ) -> Predictions:
         """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
         models = self._models()
         number = find_site(models, client) if isinstance(client, str) else client
-        return _predict_sites(models, rows, number, client_column, probabilities)
+        return _predict_sites(models, rows, number, client_column, probabilities, horizon)
 
     def evaluate(
         self,
@@ -454,6 +466,7 @@ class Chosen:
         cross_site: bool = False,
         by: str = "",
         min_count: int = DEFAULT_MIN_COUNT,
+        horizon: float | None = None,
     ) -> Evaluation:
         """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
         models = self._models()
@@ -467,6 +480,7 @@ class Chosen:
             cross_site=cross_site,
             by=Grouping.parse(by),
             min_count=min_count,
+            horizon=horizon,
         )
 
     def adapt(
@@ -492,12 +506,19 @@ class Chosen:
 
 
 def _predict_sites(
-    models: SiteModels, rows: object, client: int | None, client_column: str, probabilities: bool
+    models: SiteModels,
+    rows: object,
+    client: int | None,
+    client_column: str,
+    probabilities: bool,
+    horizon: float | None,
 ) -> Predictions:
     """Predict rows of a table, each by the model of its site."""
     table = table_from_values(rows, "the table of rows", client_column)
-    outputs = predict_rows(models, table, client, client_column).outputs
-    return _predicted(models.card, outputs, rows, probabilities)
+    found = predict_rows(models, table, client, client_column, horizon)
+    if horizon is not None:
+        return in_kind_of(rows, np.asarray(found.columns[horizon_column(horizon)]))
+    return _predicted(models.card, found.outputs, rows, probabilities)
 
 
 def _predicted(card: Card, outputs: Tensor, rows: object, probabilities: bool) -> Predictions:

@@ -66,6 +66,7 @@ from equipoise.tasks.poisoning import backdoor_success_rate, poison
 from equipoise.utils import io, rng, serialization
 from equipoise.utils.errors import UsageError, refuse_all
 from equipoise.utils.pytree import Ints
+from equipoise.utils.record import to_json
 
 MAX_CHECKED_ROUNDS = 1000  # of a schedule, evenly spaced, the first and the last included
 MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
@@ -677,6 +678,8 @@ class RunSession:
         if final.baselines:
             fill = partial(serialization.fill_tensors, tensors=final.baselines, texts={})
             files[folder.baselines.name] = fill
+        if final.hazard is not None:
+            files[folder.hazard.name] = to_json(final.hazard)
         for split, rows in final.outputs.items():
             files[folder.outputs(split).name] = rows.fill
         return files

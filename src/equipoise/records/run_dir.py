@@ -75,6 +75,8 @@ class RunFolder(CheckedFolder):
     """Scores of the global model at sites outside training, in a deployment."""
     evaluation = NamedFile("evaluation.json")
     """Scores of a single site's models in detail: calibration, groups."""
+    hazard = NamedFile(f"{MODELS}/hazard.json")
+    """Baseline hazard of survival, from the summed tables of all clients."""
     labels = NamedFile("labels.csv")
     """Table of class counts of clients."""
     card = NamedFile(f"{MODELS}/card.json")
