@@ -126,13 +126,15 @@ def reading_cells(column: str, variant: str) -> list[Record]:
 
 
 def table1_row(settings: str, method: str, side: str = "local") -> Callable[[], str]:
-    """Return a row of table 1 at 900 rounds; earlier cells where there are no others."""
+    """Return a row of table 1 at 900 rounds, with earlier cells of more seeds if there are any."""
 
     def row() -> str:
         found = results("table1").newest(settings=settings, method=method)
-        if not found and method in EARLIER_TABLE1:
-            found = reading_cells("synthetic-900", EARLIER_TABLE1[method])
-        return two_sides(found, ("global", side))
+        parts = [two_sides(found, ("global", side))] if found else []
+        if method in EARLIER_TABLE1:
+            former = reading_cells("synthetic-900", EARLIER_TABLE1[method])
+            parts.append(two_sides(former, ("global", side)))
+        return "; earlier: ".join(parts) or NOT_COMPUTED
 
     return row
 
