@@ -39,6 +39,7 @@ except ImportError as error:
         "in a clone pip install -e '.[sklearn]'"
     ) from error
 
+from equipoise.api.errors import in_python_words
 from equipoise.api.frames import Predictions, in_kind_of, is_frame
 from equipoise.api.inputs import GivenMethod, merge_options
 from equipoise.api.results import Comparison, Run, compare
@@ -154,7 +155,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             settings = settings_of(merge_options(self.method, task, {**shares, **given}))
             run_settings(settings, folder, overwrite=self.out is None)
         except UsageError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(in_python_words(str(error))) from error
         self.run_ = Run(folder)
         self._load_models(RunFolder(folder), names)
         return self
@@ -363,7 +364,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                 **{name: value for name, value in options.items() if value is not None},
             )
         except UsageError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(in_python_words(str(error))) from error
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the training rows out of a pickle."""

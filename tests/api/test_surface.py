@@ -104,6 +104,7 @@ def tables() -> dict[str, dict[str, Any]]:
 
 def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra data is not installed")
+    pandas = pytest.importorskip("pandas", reason="the extra sklearn is not installed")
     names: dict[str, Any] = {"__name__": "own"}
     for block in blocks("docs/tutorials/own-method.md"):
         exec(shortened(block), names)
@@ -122,9 +123,13 @@ def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
         "clients": clients,
         "net": nn.Linear(1, 2),
         "new_rows": [[40.0]],
+        "frame": pandas.concat(
+            [pandas.DataFrame(table).assign(hospital=name) for name, table in tables().items()]
+        ),
     }
     for block in blocks("docs/how-to/own-data.md"):
         exec(block, own)
+    assert set(own["frame"]["predicted"]) <= {"num <= 0", "num > 0"}
 
 
 def test_the_notebook_runs(here: Path) -> None:

@@ -374,18 +374,10 @@ def constant_prediction(task: Task, params: Params) -> str:
 def _scores(answer: bytes | str | None, client: int, like: ClientFinalScores) -> ClientFinalScores:
     """Decode a client's scores; a score that its rows do not define is ``None`` in the message."""
     _, metadata = codec.decode_reply(answer, HEADER_BYTES, client=client)
-    parts = []
-    for name, wanted in (("scores", like.scores), ("baselines", like.beside)):
-        part = metadata.get(name)
-        if not isinstance(part, dict) or part.keys() != wanted.keys():
-            raise InvalidMessage(f"its {name} have other names than the task's")
-        if not all(
-            value is None or (type(value) is float and math.isfinite(value))
-            for value in part.values()
-        ):
-            raise InvalidMessage(f"its {name} are no numbers")
-        parts.append({key: math.nan if value is None else value for key, value in part.items()})
-    return ClientFinalScores(*parts)
+    return ClientFinalScores(
+        codec.read_numbers(metadata, "scores", like.scores),
+        codec.read_numbers(metadata, "baselines", like.beside),
+    )
 
 
 def _accepted_in(round: Tensor) -> ClientState:

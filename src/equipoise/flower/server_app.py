@@ -18,6 +18,7 @@ from equipoise.experiment import runner
 from equipoise.flower import config
 from equipoise.flower.async_executor import AsyncRemoteExecutor
 from equipoise.flower.audit import AuditLog, read_node_register
+from equipoise.flower.guests import offer_model
 from equipoise.flower.launch import FAILURE, log_to_screen
 from equipoise.flower.progress import ProgressLog, describe_clients, describe_round
 from equipoise.flower.remote_executor import RemoteExecutor
@@ -130,7 +131,12 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
         names = wire(info.num_clients).names
         for line in describe_clients(RunFolder(out), info.metric, names):
             say(line)
-        folder = f"<state-dir>/{executors[-1].run_id}/client-<number>"
+        wire_ = wire(info.num_clients)
+        run_id = executors[-1].run_id
+        limit = deployment.time_limit
+        for line in offer_model(wire_, RunFolder(out), run_id, info.metric, limit):
+            say(line)
+        folder = f"<state-dir>/{run_id}/client-<number>"
         say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 
