@@ -27,7 +27,7 @@ def certify(arguments: list[str]) -> int:
     parser = Parser(
         "certify",
         "Measure how much any client, or the server, would gain by choosing differently while all "
-        "others stay. The result is a relative gain in utility: 0 %% means that nobody would "
+        "others stay. The result is a relative gain in utility: 0 % means that nobody would "
         "change alone, which is an equilibrium. It is printed and added to the run's summary.json.",
     )
     parser.add_argument("folder", help="folder of a finished run")

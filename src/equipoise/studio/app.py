@@ -188,7 +188,7 @@ class Studio:
             target=query.get("target", ""),
             efforts=forms.EFFORTS,
             families=await run_in_threadpool(forms.method_families),
-            default_methods=forms.DEFAULT_METHODS,
+            default_methods=forms.default_methods(),
             groups=await run_in_threadpool(forms.option_groups),
         )
 
