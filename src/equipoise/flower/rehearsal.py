@@ -386,8 +386,8 @@ class Stage:
 
         back = self._wait_for_round(missed.round + 1, is_back)
         return (
-            f"round {missed.round} went on without it after {missed.seconds:.0f} s; it was started "
-            f"{attempts} times and was back in round {back.round}"
+            f"round {missed.round} went on without it after {missed.seconds:.0f} s; it was back in "
+            f"round {back.round}, after {attempts} restarts"
         )
 
     def _kill_server_app(self) -> str:

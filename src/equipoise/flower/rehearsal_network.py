@@ -75,10 +75,9 @@ class Relay:
         self._is_ready.set()
         await self._stopped.wait()
         server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        self._drop_all()
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=START_SECONDS)
         await asyncio.sleep(0)  # transports close their sockets in the next turn
 
     def _drop_all(self) -> None:
