@@ -23,7 +23,7 @@ from equipoise.core import Task
 from equipoise.data.federated_dataset import ClientData, Ints, Split
 from equipoise.data.transforms import PixelTransform
 from equipoise.experiment.runner import build_task
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.supervised import ExamplesTask
 
 DATA = Path(os.environ.get("EQUIPOISE_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -209,7 +209,7 @@ FAMILIES = {
 }
 
 
-def build(family: Family, more: dict[str, Any], seed: int) -> tuple[RunSettings, Task]:
+def build(family: Family, more: dict[str, Any], seed: int) -> tuple[ExperimentConfig, Task]:
     """Settings and task of a cell."""
     options = dict(family.options)
     if family.clients is not None:
@@ -218,7 +218,9 @@ def build(family: Family, more: dict[str, Any], seed: int) -> tuple[RunSettings,
         ).spec
     elif options["task"] != "synthetic":
         options["data"] = str(DATA)
-    settings = RunSettings.from_options({**options, **more, "seed": seed, "rounds": family.rounds})
+    settings = ExperimentConfig.from_options(
+        {**options, **more, "seed": seed, "rounds": family.rounds}
+    )
     task = build_task(settings)
     if family.scale != 1.0:
         assert isinstance(task, ExamplesTask)

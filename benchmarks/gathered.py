@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.data.federated_dataset import Federation
 from equipoise.experiment.runner import build_task
 from equipoise.methods import find_method
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree
@@ -32,7 +32,7 @@ Scores = list[dict[str, float]]
 
 def gathered_scores(method: str, options: Mapping[str, Any]) -> tuple[tuple[str, ...], Scores]:
     """Names of the clients, and the test scores of each."""
-    settings = RunSettings.from_options(dict(options))
+    settings = ExperimentConfig.from_options(dict(options))
     task = build_task(settings)
     assert isinstance(task, ExamplesTask)
     task = task.with_all_metrics()
@@ -40,7 +40,7 @@ def gathered_scores(method: str, options: Mapping[str, Any]) -> tuple[tuple[str,
     return task.info.client_names, scores
 
 
-def _network(task: ExamplesTask, settings: RunSettings) -> Scores:
+def _network(task: ExamplesTask, settings: ExperimentConfig) -> Scores:
     data, run = task.data, settings.run
     splits = {}
     for name in ("train", "val", "test"):

@@ -23,7 +23,7 @@ API = (
     *(
         "equipoise.config.schema",
         "equipoise.config.schema",
-        "equipoise.settings.run_settings",
+        "equipoise.settings.experiment_config",
         "equipoise.settings.option_registry",
         "equipoise.experiment.runner",
         "equipoise.experiment.compare",

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.experiment.runner import run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 
 Seen = npt.NDArray[np.float32]
 
@@ -65,7 +65,7 @@ def main(folder: str = "runs/heaters", rounds: str = "20") -> None:
     }
     for method in ("dqnavg", "pfeddqn-rep"):
         summary = run(
-            RunSettings.from_options({**options, "method": method, "rounds": int(rounds)}),
+            ExperimentConfig.from_options({**options, "method": method, "rounds": int(rounds)}),
             f"{folder}/{method}",
             overwrite=True,
         )

@@ -19,7 +19,7 @@ from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.models import MODELS
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree
@@ -101,7 +101,7 @@ def timeless(record: Timed) -> Timed:
     return replace(record, seconds=0.0)
 
 
-def cut_and_resumed(settings: RunSettings, folder: Path, at: int) -> Summary:
+def cut_and_resumed(settings: ExperimentConfig, folder: Path, at: int) -> Summary:
     """The summary of a run that is interrupted after this round, with a checkpoint every third, and
     goes on.
     """
@@ -112,7 +112,7 @@ def cut_and_resumed(settings: RunSettings, folder: Path, at: int) -> Summary:
 
     with pytest.raises(Interrupted):
         run(
-            RunSettings.from_options({**settings.to_dict, "checkpoint_every": 3}),
+            ExperimentConfig.from_options({**settings.to_dict, "checkpoint_every": 3}),
             folder,
             on_round_end=stop,
         )

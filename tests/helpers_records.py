@@ -7,7 +7,7 @@ from typing import Any
 
 from equipoise.records.manifest import MANIFEST_FILE, CheckedFolder
 from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.run_dir import Folder, log_line
+from equipoise.records.run_dir import RunFolder, log_line
 from equipoise.records.scores import Evaluations, Scores
 
 NO_SUMMARY = {
@@ -58,7 +58,7 @@ def line(t: int = 1, **given: Any) -> str:
 def write_run(path: Path, options: dict[str, Any], lines: str = "", **contents: str) -> None:
     """A folder with a config, a log of these lines, and other files: ``clients_csv="..."``."""
     path.mkdir(parents=True, exist_ok=True)
-    folder = Folder(path)
+    folder = RunFolder(path)
     folder.begin(options, {})
     files = {name.replace("_", "."): text for name, text in contents.items()}
     folder.write({**files, "rounds.jsonl": lines})
@@ -72,4 +72,4 @@ def trust(path: Path) -> None:
 
 def unfinish(path: Path) -> None:
     """Take the summary away from a finished run, so that it can be resumed."""
-    Folder(path).forget(["summary.json"])
+    RunFolder(path).forget(["summary.json"])

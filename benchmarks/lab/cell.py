@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from equipoise.core import Method, Task
 from equipoise.experiment.runner import build_task
 from equipoise.experiment.runner import run as run_settings
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import Scores
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.pytree import Params
 
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return Folder(self.folder).read_config()
+        return RunFolder(self.folder).read_config()
 
     def clients(self, column: str) -> list[float]:
         """A column of ``clients.csv``: one figure per client."""
@@ -66,13 +66,13 @@ def run(options: Mapping[str, Any], folder: Path) -> Run:
     """Run with the options of the command line; what a killed run left in
     the folder is made anew.
     """
-    run_settings(RunSettings.from_options(dict(options)), folder, overwrite=True)
+    run_settings(ExperimentConfig.from_options(dict(options)), folder, overwrite=True)
     return Run(folder)
 
 
 def built(options: Mapping[str, Any]) -> tuple[Method, Task]:
     """The method and the task of a run, without running it."""
-    settings = RunSettings.from_options(dict(options))
+    settings = ExperimentConfig.from_options(dict(options))
     return settings.method, build_task(settings)
 
 
@@ -80,7 +80,7 @@ def one_round_from(start: Params, options: Mapping[str, Any]) -> Scores:
     """The personal models' scores after one round in which everybody begins
     with the given model.
     """
-    settings = RunSettings.from_options({**options, "rounds": 1})
+    settings = ExperimentConfig.from_options({**options, "rounds": 1})
     schedule = RoundLoopConfig(1, settings.run.seed, 1.0, "stacked", 1, True)
     simulation = FederatedSimulation(
         settings.method, build_task(settings), settings.training, schedule

@@ -22,7 +22,7 @@ from benchmarks.lab.cells import Cell, Record, Results
 from benchmarks.lab.provenance import provenance
 from benchmarks.lab.study import Study, find
 from equipoise.experiment.runner import Interrupted
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -108,7 +108,7 @@ def measure(study: str, cell: Cell, keep: Path | None) -> Record:
     try:
         result = find(study).measure(cell, folder)
         seconds = round(time.perf_counter() - begin, 2)
-        done = Folder(folder)
+        done = RunFolder(folder)
         full = done.read_config() if done.has_config() else dict(cell.options)
     finally:
         if keep is None:

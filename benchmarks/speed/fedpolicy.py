@@ -19,7 +19,7 @@ from equipoise.experiment.runner import build_task
 from equipoise.methods.fedpolicy import policies, state
 from equipoise.methods.fedpolicy.policies import PredictiveProbing
 from equipoise.methods.fedpolicy.state import BlockSets
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 SETTING: dict[str, Any] = {
@@ -77,7 +77,7 @@ def main() -> None:
     for room, names in POLICY.items():
         for name in names:
             setattr(room, name, clock.watching(getattr(room, name)))
-    settings = RunSettings.from_options(SETTING)
+    settings = ExperimentConfig.from_options(SETTING)
     task = build_task(settings)
     schedule = RoundLoopConfig(settings.run.rounds, 1, 1.0, "loop", 10**9, False)
     simulation = FederatedSimulation(settings.method, task, settings.training, schedule)

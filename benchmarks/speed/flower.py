@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from benchmarks.lab.provenance import measured
 from equipoise.flower import project
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from flower_live.harness import fleet, wait_until
 
 OPTIONS = {
@@ -35,7 +35,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from equipoise.experiment.runner import build_task
-from equipoise.settings.run_settings import Settings
+from equipoise.settings.experiment_config import Settings
 
 app = ServerApp()
 
@@ -65,7 +65,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from equipoise.core import Fit, When
 from equipoise.experiment.runner import build_task
-from equipoise.settings.run_settings import Settings
+from equipoise.settings.experiment_config import Settings
 
 app = ClientApp()
 
@@ -112,7 +112,7 @@ def main() -> None:
                     "the run is closed",
                 )
                 traffic[app.name] = running.traffic(run) / rounds
-            logs = Folder(ours / "run").records()
+            logs = RunFolder(ours / "run").records()
             seconds = {
                 "ours": [log.seconds for log in logs],
                 "plain": json.loads((folder / "plain.json").read_text()),

@@ -21,8 +21,8 @@ import torch
 from benchmarks.lab.provenance import measured
 from equipoise.experiment.runner import build_task, run
 from equipoise.records.rounds import RoundRecord
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.client_store import MemoryBudget
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
@@ -30,14 +30,14 @@ COHORT, ROUNDS, FEW, MANY, GIB = 1_000, 200, 10_000, 1_000_000, 0.25
 SIZES = (COHORT, FEW, 100_000, MANY)
 
 
-def settings_of(clients: int, rounds: int = ROUNDS, **training: float) -> RunSettings:
+def settings_of(clients: int, rounds: int = ROUNDS, **training: float) -> ExperimentConfig:
     options = {
         "method": "scaffold",
         "clients": clients,
         "participation": COHORT / clients,
         "rounds": rounds,
     }
-    return RunSettings.from_options({**options, **training})
+    return ExperimentConfig.from_options({**options, **training})
 
 
 def whole(folder: Path, rounds: int, training: dict[str, float]) -> dict[str, object]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from benchmarks.lab.provenance import measured
 from equipoise.methods.page import agents as page_agents
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 WARMUP = 3
@@ -156,7 +156,7 @@ def main() -> None:
         "warmup": WARMUP,
         "window": 0,
     }
-    settings = RunSettings.from_options({**game, "task": "synthetic"})
+    settings = ExperimentConfig.from_options({**game, "task": "synthetic"})
     task = settings.task_spec.build(settings.task_config, "linear", settings.training, 0)
     total = WARMUP + 1 + rounds
     simulation = FederatedSimulation(

@@ -18,7 +18,7 @@ from benchmarks.lab.cell import Run, percent, run
 from benchmarks.lab.tables import mean, spread, table
 from equipoise.core import ClientUpdate, Params
 from equipoise.experiment.runner import run as run_settings
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.attacks import AttackedExecutor, hostile_clients
 from equipoise.simulation.executors import Executor, Stacked
 
@@ -190,7 +190,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             return Known(Stacked(*about), "known", share)
 
         run_settings(
-            RunSettings.from_options(dict(cell.options)),
+            ExperimentConfig.from_options(dict(cell.options)),
             folder,
             overwrite=True,
             make_executor=telling,

@@ -23,8 +23,8 @@ from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import mean, spread, table
 from benchmarks.natural_tables import FOLDER
 from equipoise.experiment.runner import build_task
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree
 
@@ -117,7 +117,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     summary = run(cell.options, folder).summary
     task = _task(cell.options)
     found: dict[str, Any] = {"rounds": summary["rounds"], "seconds_run": summary["seconds"]}
-    models = {name: Folder(folder).model(name) for name in SIDES}
+    models = {name: RunFolder(folder).model(name) for name in SIDES}
     for side, file in models.items():
         if not file.exists():
             continue
@@ -134,7 +134,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 def _task(given: Mapping[str, Any]) -> ExamplesTask:
-    task = build_task(RunSettings.from_options(dict(given)))
+    task = build_task(ExperimentConfig.from_options(dict(given)))
     assert isinstance(task, ExamplesTask)
     return task.with_all_metrics()
 

@@ -22,7 +22,7 @@ from benchmarks.lab.cell import run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import mean, paired, spread, table
 from benchmarks.published import FLAMBY, published_split
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.report.statistics import PairedDifference, paired_difference
 from equipoise.utils.metrics import higher_is_better
 
@@ -170,8 +170,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     if axes["method"] in OUTSIDE:
         return _gathered(axes["data"], axes["method"], cell.options)
     done, head = run(cell.options, folder), HEADLINES[axes["data"]]
-    summary, clients = done.summary, Folder(folder).read_table(Folder(folder).clients)
-    names = Folder(folder).read_names()
+    summary, clients = done.summary, RunFolder(folder).read_table(RunFolder(folder).clients)
+    names = RunFolder(folder).read_names()
     column = clients[f"personal_{head}"]
     return {
         "personal": _rounded(summary["personal"]),

@@ -17,7 +17,7 @@ from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils.metrics import higher_is_better
 
 NATURAL = Path(os.environ.get("EQUIPOISE_NATURAL", DATA / "natural"))
@@ -133,8 +133,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         values = [score[head] for score in scores]
         return {"personal": dict(zip(clients, map(_number, values), strict=True))}
     done = run(cell.options, folder)
-    scored = Folder(folder).read_table(Folder(folder).clients)
-    names = Folder(folder).read_names()
+    scored = RunFolder(folder).read_table(RunFolder(folder).clients)
+    names = RunFolder(folder).read_names()
     found: dict[str, Any] = {}
     for side in ("received", "personal"):
         column = scored[f"{side}_{head}"]

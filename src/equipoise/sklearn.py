@@ -45,10 +45,10 @@ from equipoise.api.task import Task
 from equipoise.data.tabular.config import format_names
 from equipoise.experiment.predict import Predictor
 from equipoise.experiment.runner import run as run_settings
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.settings.loading import settings_of
 from equipoise.training.metrics import concordance
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas
@@ -155,7 +155,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         except UsageError as error:
             raise ValueError(str(error)) from error
         self.run_ = Run(folder)
-        self._load_models(Folder(folder), names)
+        self._load_models(RunFolder(folder), names)
         return self
 
     def _task(self, tables: Mapping[str, Mapping[str, Array]]) -> Task:
@@ -202,7 +202,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         names = list(map(str, getattr(self, "feature_names_in_", self._array_names())))
         return {name: array[:, place] for place, name in enumerate(names)}
 
-    def _load_models(self, folder: Folder, names: Array) -> None:
+    def _load_models(self, folder: RunFolder, names: Array) -> None:
         """Read the trained models, so that predictions need no folder."""
         self.clients_ = np.unique(names)
         self._global: Predictor | None = None
@@ -253,7 +253,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         if client in self._personal:
             return self._personal[client]
         model = self._default_model()
-        close = nearest(client, self._personal)
+        close = did_you_mean(client, self._personal)
         warnings.warn(
             f"client '{client}' was not in the training rows{close}: it gets the global model",
             UserWarning,

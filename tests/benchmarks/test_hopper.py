@@ -12,7 +12,7 @@ from benchmarks.lab import Results
 from benchmarks.lab.provenance import RESULTS
 from benchmarks.lab.study import find
 from equipoise.experiment.runner import build_task
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 
 pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'")
 
@@ -52,7 +52,7 @@ def test_an_own_leg_moves_as_in_gymnasium_to_the_bit() -> None:
 
 def test_the_study_declares_it() -> None:
     cells = {cell.name: cell for cell in find("deep_rl").cells(Results(RESULTS / "deep_rl"))}
-    task = build_task(RunSettings.from_options(cells["seed504-hopper-legs-dqnavg"].options))
+    task = build_task(ExperimentConfig.from_options(cells["seed504-hopper-legs-dqnavg"].options))
     radii = [float(make().model.geom("leg_geom").size[0]) for make in task.env.factories]  # type: ignore[attr-defined]
     assert radii == pytest.approx([0.0325, 0.0375, 0.0425, 0.0475])
     assert task.env.max_episode_steps == 1000  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from benchmarks.lab import study as studies
 from benchmarks.lab.provenance import ROOT
 from equipoise.cli.options import parse_run_options
 from equipoise.cli.parser import Parser
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 
 CLAIMS = [(paper.name, claim) for paper in papers.PAPERS for claim in paper.claims]
 NAMES = [f"{name}-{number}" for number, (name, _) in enumerate(CLAIMS)]
@@ -32,7 +32,7 @@ def test_a_command_is_one_that_a_reader_can_type(name: str, claim: papers.Claim)
     words = claim.command.split()
     if words[:2] == ["equipoise", "run"]:
         _, given = parse_run_options(Parser("run"), words[2:])
-        RunSettings.from_options(given)
+        ExperimentConfig.from_options(given)
     elif words[:3] == ["python", "-m", "benchmarks"]:
         assert words[3] in studies.names()
     else:

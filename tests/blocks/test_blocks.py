@@ -18,7 +18,7 @@ from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.lgfedavg import LgFedAvg
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import tree_bytes
@@ -201,7 +201,7 @@ def test_the_command_line_names_blocks(tmp_path: Path, capsys: pytest.CaptureFix
         main([*given, *out, "--method", "fedper", "--blocks", "w=*.weight b=*.bias", "--keep", "w"])
         == 0
     )
-    assert Folder(tmp_path / "run").records()[0].bytes.up == 4 * 4 * (64 + 10)
+    assert RunFolder(tmp_path / "run").records()[0].bytes.up == 4 * 4 * (64 + 10)
     assert main([*given, "--out", str(tmp_path / "no"), "--blocks", "w=*.weigth b=*"]) == 2
     assert "matches no parameter" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()

@@ -18,8 +18,8 @@ from equipoise.experiment import compare as comparing
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.families import Family, by_family
 from equipoise.records.codec import encode
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.option_registry import options
-from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import all_tasks, find_task
 from helpers_disk import Died
 from helpers_records import unfinish
@@ -458,8 +458,8 @@ def test_every_option_of_every_method_and_task_has_a_name_of_its_own_and_a_help(
 
 def test_settings_survive_their_own_file():
     for name in all_methods():
-        settings = RunSettings.from_options({"method": name})
-        assert RunSettings.from_options(json.loads(json.dumps(settings.to_dict))) == settings
+        settings = ExperimentConfig.from_options({"method": name})
+        assert ExperimentConfig.from_options(json.loads(json.dumps(settings.to_dict))) == settings
         assert find_method(name).name == name
 
 

@@ -24,9 +24,9 @@ from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
 from equipoise.methods.rl_linear import LinearRepresentation
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.option_registry import options
 from equipoise.settings.run_config import RunConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import all_tasks, find_task
 from equipoise.utils.errors import UsageError
 
@@ -146,7 +146,7 @@ def test_help_shows_default_and_bounds(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_method_and_task_may_have_an_option_of_one_name() -> None:
-    found = RunSettings.from_options(
+    found = ExperimentConfig.from_options(
         {**SMALL, "method": "feddyn", "method.alpha": 0.2, "task.alpha": 1.5}
     )
     assert found.method == FedDyn(alpha=0.2)
@@ -154,12 +154,12 @@ def test_method_and_task_may_have_an_option_of_one_name() -> None:
     assert found.to_dict["method.alpha"] == 0.2
     assert found.to_dict["task.alpha"] == 1.5
     assert "alpha" not in found.to_dict
-    assert RunSettings.from_options(found.to_dict) == found
+    assert ExperimentConfig.from_options(found.to_dict) == found
 
 
 def test_a_short_name_stays_where_it_is_unique() -> None:
     for name in ("alpha", "task.alpha"):
-        assert RunSettings.from_options({**SMALL, name: 1.5}).to_dict["alpha"] == 1.5
+        assert ExperimentConfig.from_options({**SMALL, name: 1.5}).to_dict["alpha"] == 1.5
     known = options(find_method("feddyn"), find_task("fmnist"))
     assert known["alpha"].owner == "method"
 
@@ -167,7 +167,7 @@ def test_a_short_name_stays_where_it_is_unique() -> None:
 @pytest.mark.parametrize("more", [{}, {"method.alpha": 0.1}])
 def test_an_ambiguous_name_is_refused_with_both_full_names(more: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"say task\.alpha or method\.alpha"):
-        RunSettings.from_options({**SMALL, "method": "feddyn", "alpha": 0.1, **more})
+        ExperimentConfig.from_options({**SMALL, "method": "feddyn", "alpha": 0.1, **more})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_an_ambiguous_name_is_refused_with_both_full_names(more: dict[str, float
 )
 def test_an_option_is_given_once(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="given twice"):
-        RunSettings.from_options({**SMALL, "method": "feddyn", **given})
+        ExperimentConfig.from_options({**SMALL, "method": "feddyn", **given})
 
 
 def test_an_own_option_with_a_name_of_the_run_is_refused() -> None:
@@ -196,12 +196,12 @@ def test_an_own_option_with_a_name_of_the_run_is_refused() -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(UsageError) as error:
-        RunSettings.from_options(
+        ExperimentConfig.from_options(
             {**SMALL, "lr": -1, "rounds": 0, "test_share": 2.0, "method": "fedprox", "mu": "high"}
         )
     assert all(f"{name} is" in str(error.value) for name in ("lr", "rounds", "test_share", "mu"))
     with pytest.raises(UsageError) as error:
-        RunSettings.from_options({"learning_rate": 1, "round": 0})
+        ExperimentConfig.from_options({"learning_rate": 1, "round": 0})
     assert "'learning_rate'" in str(error.value)
     assert "'round'" in str(error.value)
 
@@ -278,7 +278,7 @@ def test_a_comparison_gives_each_method_its_own(tmp_path: Path) -> None:
 
 
 def test_from_python_a_schedule_is_given_as_it_is() -> None:
-    settings = RunSettings.from_options({**SMALL, "lr": cosine(0.1, 0.001)})
+    settings = ExperimentConfig.from_options({**SMALL, "lr": cosine(0.1, 0.001)})
     assert isinstance(settings.training.lr, Schedule)
     assert settings.training.at(1, 2).lr == 0.1
 

@@ -7,7 +7,7 @@ import pytest
 from equipoise.cli import main
 from equipoise.experiment.tune import search_space
 from equipoise.methods import all_methods
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 
 pytest.importorskip("optuna")
 SMALL = "--clients 5 --samples 50 --rounds 3 --batch-size 10".split()
@@ -55,13 +55,13 @@ def test_the_defaults_are_the_first_trial(tmp_path, capsys):
 
 
 def test_an_option_that_is_given_stays_fixed():
-    base = RunSettings.from_options({"method": "fedprox", "lr": 0.05})
+    base = ExperimentConfig.from_options({"method": "fedprox", "lr": 0.05})
     assert search_space(all_methods()["fedprox"], base, {"lr": 0.05}).keys() == {"epochs", "mu"}
 
 
 def test_every_option_that_tuning_may_change_exists_and_admits_its_default():
     for name, method in all_methods().items():
-        chosen = RunSettings.from_options({"method": name}).method
+        chosen = ExperimentConfig.from_options({"method": name}).method
         for option, (low, high) in method.search_space.items():
             assert low <= getattr(chosen, option) <= high, (name, option)
 

@@ -17,7 +17,7 @@ from equipoise.clock.devices import SECONDS_PER_HOUR, DevicePopulation
 from equipoise.core import TrainingConfig
 from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
 from equipoise.methods import find_method
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, small_task, timeless
@@ -219,7 +219,7 @@ OPTIONS = {
 )
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
 def test_a_run_resumes_to_the_bit_in_the_middle(method, mode, tmp_path):
-    settings = RunSettings.from_options({"method": method, "model": "mlp", **OPTIONS, **mode})
+    settings = ExperimentConfig.from_options({"method": method, "model": "mlp", **OPTIONS, **mode})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 5)) == timeless(whole)
     lines = [
@@ -233,7 +233,7 @@ def test_a_run_resumes_to_the_bit_in_the_middle(method, mode, tmp_path):
 def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
     table = Path(world(tmp_path))
     text = table.read_text()
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {"clients": 3, "samples": 40, "rounds": 4, "epochs": 1, "devices": str(table)}
     )
 
@@ -253,7 +253,7 @@ def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
 
 
 def test_agents_in_environments_have_a_clock_too(tmp_path):
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {
             "method": "fedasynq-im",
             "task": "two-state",
@@ -271,7 +271,7 @@ def test_methods_that_count_on_prompt_replies_are_refused(name):
         UsageError,
         match="is not offered in mode async: its server counts on replies to what it sent",
     ):
-        build_task(RunSettings.from_options({"method": name, "mode": "async", "model": "mlp"}))
+        build_task(ExperimentConfig.from_options({"method": name, "mode": "async", "model": "mlp"}))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_methods_that_count_on_prompt_replies_are_refused(name):
 )
 def test_combinations_that_are_not_sound(options, words):
     with pytest.raises(UsageError, match=words):
-        build_task(RunSettings.from_options(options))
+        build_task(ExperimentConfig.from_options(options))
 
 
 def test_the_command_line_ends_a_run_by_the_clock(tmp_path, capsys):

@@ -23,7 +23,7 @@ from equipoise.client_selection.policies import Fair, Oort, PowerOfChoice, Size,
 from equipoise.core import Pool, RoundFeedback, SelectionPolicy
 from equipoise.core.client_selection import top_scores
 from equipoise.experiment.runner import build_task, run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from equipoise.utils.rng import cohort
 from helpers import cut_and_resumed, timeless
@@ -242,7 +242,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", [name for name in all_selections() if name != "uniform"])
 @pytest.mark.parametrize("mode", [{}, {"mode": "async", "buffer": 2}], ids=["sync", "async"])
 def test_every_policy_runs_and_resumes_to_the_bit(name, mode, tmp_path):
-    settings = RunSettings.from_options({**OPTIONS, **mode, "selection": name})
+    settings = ExperimentConfig.from_options({**OPTIONS, **mode, "selection": name})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 5)) == timeless(whole)
 
@@ -250,7 +250,7 @@ def test_every_policy_runs_and_resumes_to_the_bit(name, mode, tmp_path):
 def test_telling_costs_one_number_per_upload(tmp_path):
     plain, told = (
         run(
-            RunSettings.from_options({**OPTIONS, "devices": "default", "selection": name}),
+            ExperimentConfig.from_options({**OPTIONS, "devices": "default", "selection": name}),
             tmp_path / name,
         )
         for name in ("fair", "loss")
@@ -349,11 +349,11 @@ def test_names():
 )
 def test_refusals(options, words):
     with pytest.raises(UsageError, match=words):
-        build_task(RunSettings.from_options(options))
+        build_task(ExperimentConfig.from_options(options))
 
 
 def test_a_policy_that_errs_is_told_so(tmp_path):
     with pytest.raises(
         UsageError, match=r"Wrong.choose must give at most 4 of the pool's clients, each once"
     ):
-        run(RunSettings.from_options({**OPTIONS, "selection": Wrong}), tmp_path / "w")
+        run(ExperimentConfig.from_options({**OPTIONS, "selection": Wrong}), tmp_path / "w")

@@ -13,7 +13,7 @@ from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import DevicePopulation
 from equipoise.core import TrainingConfig
 from equipoise.methods import find_method
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.deadline import with_deadline_epochs
@@ -108,4 +108,4 @@ def test_without_it_the_method_is_the_method():
     method = find_method("fedavg")()
     assert with_deadline_epochs(method, ClockConfig(deadline="2s")) is method
     with pytest.raises(UsageError, match="adapt_epochs fits epochs to a deadline: set deadline"):
-        RunSettings.from_options({"adapt_epochs": True})
+        ExperimentConfig.from_options({"adapt_epochs": True})

@@ -8,7 +8,7 @@ import yaml
 
 from equipoise.cli import main
 from equipoise.cli.parser import expand_assignments
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils.config_file import parse_config
 from equipoise.utils.errors import UsageError
 
@@ -96,7 +96,7 @@ def test_set_wins_over_the_file_and_config_show_repeats_the_run(tmp_path, capsys
     (tmp_path / "x.yaml").write_text("method: {name: fedprox, mu: 0.1}\nrounds: 3\n")
     first = ["--config", str(tmp_path / "x.yaml"), "--set", "method.mu=0.2", "--set", "rounds=2"]
     assert main(["run", *first, *SMALL, "--out", str(tmp_path / "a")]) == 0
-    config = Folder(tmp_path / "a").read_config()
+    config = RunFolder(tmp_path / "a").read_config()
     assert (config["method"], config["mu"], config["rounds"]) == ("fedprox", 0.2, 2)
     capsys.readouterr()
     for option in ([], ["--all"], ["--json"], ["--all", "--json"]):
@@ -108,7 +108,7 @@ def test_set_wins_over_the_file_and_config_show_repeats_the_run(tmp_path, capsys
         assert (
             main(["run", "--config", str(file), "--out", str(out), "--overwrite", "--quiet"]) == 0
         )
-        assert Folder(out).read_config() == config
+        assert RunFolder(out).read_config() == config
     assert yaml.safe_load(shown)["method"] == {"name": "fedprox", "mu": 0.2}
 
 

@@ -99,7 +99,7 @@ def test_decision_0_by_default_is_the_cohort_of_the_seed():
     task = small_task()
     s = Server(task, task.info.training, {}, {}, seed=5, round=3, num_rounds=9, participation=0.5)
     ids, state = Method().select_clients(s)
-    assert ids.tolist() == rng.cohort(5, 3, task.info.num_clients, 0.5).tolist()
+    assert ids.tolist() == rng.sample_cohort(5, 3, task.info.num_clients, 0.5).tolist()
     assert state == {}
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.experiment.evaluation import hold_out
 from equipoise.experiment.runner import build_task, resume_run, run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import small_task
 
@@ -41,7 +41,7 @@ def test_members_and_newcomers_part_the_population():
 def test_newcomers_are_in_the_summary(tmp_path, method):
     model = {"model": "mlp"} if method == "fedper" else {}
     summary = run(
-        RunSettings.from_options({**OPTIONS, **model, "method": method}), tmp_path / "out"
+        ExperimentConfig.from_options({**OPTIONS, **model, "method": method}), tmp_path / "out"
     )
     new = summary.newcomers
     assert new.clients == 2
@@ -55,7 +55,7 @@ def test_newcomers_are_in_the_summary(tmp_path, method):
 
 
 def test_scores_are_those_of_the_global_model_and_of_plain_local_training(tmp_path):
-    settings = RunSettings.from_options(OPTIONS)
+    settings = ExperimentConfig.from_options(OPTIONS)
     new = run(settings, tmp_path / "out").newcomers
     params = load_file(tmp_path / "out" / "models" / "global.safetensors")
     there, training = build_task(settings).heldout_clients, settings.training
@@ -74,7 +74,7 @@ def test_scores_are_those_of_the_global_model_and_of_plain_local_training(tmp_pa
 def test_every_executor_gives_the_same_newcomers(tmp_path):
     found = [
         run(
-            RunSettings.from_options({**OPTIONS, "executor": executor}), tmp_path / executor
+            ExperimentConfig.from_options({**OPTIONS, "executor": executor}), tmp_path / executor
         ).newcomers.after
         for executor in ("loop", "stacked")
     ]
@@ -84,7 +84,7 @@ def test_every_executor_gives_the_same_newcomers(tmp_path):
 
 def test_bad_shares_are_refused():
     with pytest.raises(UsageError, match=r"holdout_clients is 1.0: must be a number in \[0, 1\)"):
-        RunSettings.from_options({**OPTIONS, "holdout_clients": 1.0})
+        ExperimentConfig.from_options({**OPTIONS, "holdout_clients": 1.0})
     with pytest.raises(UsageError, match="leaves nobody"):
         hold_out(small_task(clients=3), 0.9, 0)
 
@@ -97,7 +97,7 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
     monkeypatch.setattr(
         multiprocess, "select_executor", lambda *_, **__: ExecutorPlan("loop", why="measured")
     )
-    settings = RunSettings.from_options({**OPTIONS, "holdout_clients": 0.0})
+    settings = ExperimentConfig.from_options({**OPTIONS, "holdout_clients": 0.0})
     stop = iter([False, True])
 
     def watch(log):

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import equipoise
 from equipoise.experiment.runner import build_task
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def _clients(count=3, n=40):
 
 def built(clients, model, **how):
     return build_task(
-        RunSettings.from_options(
+        ExperimentConfig.from_options(
             {"task": equipoise.Task.from_datasets(clients, model=model, **how).spec}
         )
     )

@@ -9,7 +9,7 @@ from equipoise.data import scenarios
 from equipoise.data.splits import SplitConfig
 from equipoise.data.transforms import PixelTransform
 from equipoise.experiment.runner import build_task, run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 CLIENTS = 9
@@ -104,7 +104,7 @@ def test_a_scenario_runs_from_the_settings(tmp_path):
         "model": "mlp",
         "pool": 2,
     }
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {**given, "scenario": "M3", "method": "fedpolicy", "val_share": 0.2}
     )
     assert build_task(settings).data.shape == (1, 14, 14)
@@ -115,7 +115,7 @@ def test_a_scenario_runs_from_the_settings(tmp_path):
         ({"pool": 3}, "pool is 3"),
     ):
         with pytest.raises(UsageError, match=words):
-            build_task(RunSettings.from_options({**given, **options}))
+            build_task(ExperimentConfig.from_options({**given, **options}))
 
 
 def test_average_pool_pixels_are_means_of_squares():

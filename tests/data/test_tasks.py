@@ -16,7 +16,7 @@ from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.experiment.runner import build_task
 from equipoise.methods import find_method
 from equipoise.models import MODELS, blocks_of
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate
@@ -152,7 +152,7 @@ def test_pixels_are_normalised_by_batch_and_stay_bytes_in_memory():
 
 
 def _settings(task, folder, **options):
-    return RunSettings.from_options(
+    return ExperimentConfig.from_options(
         {"task": task, "data": str(folder), "clients": 3, "rounds": 2, **options}
     )
 
@@ -264,7 +264,9 @@ def test_too_few_roles_are_refused(tmp_path):
 @pytest.mark.slow
 def test_the_real_shakespeare_as_in_the_paper():
     task = build_task(
-        RunSettings.from_options({"task": "shakespeare", "data": str(files.shared("shakespeare"))})
+        ExperimentConfig.from_options(
+            {"task": "shakespeare", "data": str(files.shared("shakespeare"))}
+        )
     )
     data = task.data
     assert (data.split(np.arange(100), "test").size == 2100).all()

@@ -14,7 +14,7 @@ import equipoise
 from decision.conftest import OPTIONS, QUICK, SITES
 from equipoise.cli import main
 from equipoise.experiment.new_rows import load_models
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils import serialization
 
 
@@ -74,7 +74,7 @@ def test_choose_refits_on_all_rows_and_says_so(
     text = capsys.readouterr().out
     assert "trained on all rows of each site" in text
     assert "The scores are those of the split before" in " ".join(text.split())
-    final = Folder(out / "final" / "seed-0")
+    final = RunFolder(out / "final" / "seed-0")
     assert [row["samples"] for row in read(final.path / "clients.csv")] == ["60"] * 3
     assert not final.read_summary().personal  # no row is left to test it on
     assert main(["evaluate", str(out), str(clinics / "held.csv")]) == 0
@@ -145,7 +145,7 @@ def test_folds_test_every_row_once(clinics: Path, tmp_path: Path) -> None:
     decision = json.loads((out / "decision.json").read_text())
     assert [site["test_rows"] for site in decision["sites"]] == [60, 60, 60]
     assert any("3-fold cross-validation" in note for note in decision["notes"])
-    tested = [Folder(out / "fedavg" / name).outputs("test").read_tensors() for name in folders]
+    tested = [RunFolder(out / "fedavg" / name).outputs("test").read_tensors() for name in folders]
     for site in range(3):
         rows = torch.cat([part["row"][part["site"] == site] for part in tested])
         assert len(rows) == len(rows.unique()) == 60

@@ -26,8 +26,8 @@ from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference
@@ -109,15 +109,15 @@ def wire_of(sites: Path, spoil: Spoil = lambda client, reply: reply, **more: Any
     return Here(sites, {**GIVEN, "data": str(sites / "server"), **more}, spoil)
 
 
-def agreed(wire: Here) -> tuple[table_agreement.PreprocessingAgreement, RunSettings]:
-    settings = RunSettings.from_options(wire.given)
+def agreed(wire: Here) -> tuple[table_agreement.PreprocessingAgreement, ExperimentConfig]:
+    settings = ExperimentConfig.from_options(wire.given)
     raw = table_agreement.raw_table_config(settings)
     assert raw is not None
     found = table_agreement.agree_on_preprocessing(raw, settings.privacy, wire, 1.0)
     return found, found.settings(settings)
 
 
-def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimulation:
+def simulation(wire: Here, settings: ExperimentConfig, **more: Any) -> FederatedSimulation:
     def make(*about: Any) -> RemoteExecutor:
         return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, min_replies=1, **more)
 
@@ -129,7 +129,7 @@ def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimul
 
 def by_files(sites: Path) -> Preprocessor:
     raw = table_agreement.raw_table_config(
-        RunSettings.from_options({**GIVEN, "data": str(sites / "server")})
+        ExperimentConfig.from_options({**GIVEN, "data": str(sites / "server")})
     )
     assert raw is not None
     paths = [sites / f"{name}.json" for name in SITES]
@@ -152,7 +152,9 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
         (whole / f"{name}.csv").write_text("\n".join(["age,ward,ill,note,part", *split]))
     shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
     given = {"task": "tables", "data": str(whole), "split_column": "part", "val_share": 0.0}
-    own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
+    own = build_task(
+        ExperimentConfig.from_options({**given, "target": "ill", "ignore_columns": "note"})
+    )
     assert own.preparation.to_json() == found.preprocessor.to_json()
     assert own.preparation[1:3] == build_task(settings).preparation[1:3]
     assert found.upload_bytes == sum((sites / f"{name}.json").stat().st_size for name in SITES)
@@ -170,7 +172,7 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
         shutil.copytree(sites / name, tmp_path / "filed" / name)
         (tmp_path / "filed" / name / "preparation.json").write_text(told)
     there = wire_of(tmp_path / "filed", target="", ignore_columns="")
-    files = simulation(there, RunSettings.from_options(there.given))
+    files = simulation(there, ExperimentConfig.from_options(there.given))
     assert not any(files.run_round().absent for _ in range(2))
     assert largest_difference(live.params, files.params) == 0
     assert largest_difference(live.store.scores, files.store.scores) == 0
@@ -186,9 +188,9 @@ def remote(wire: Here) -> Callable[..., RemoteExecutor]:
     return make
 
 
-def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[float]]:
+def finished(wire: Here, settings: ExperimentConfig, out: Path) -> dict[str, list[float]]:
     runs.run(settings, out, make_executor=remote(wire))
-    return Folder(out).read_table(Folder(out).clients)
+    return RunFolder(out).read_table(RunFolder(out).clients)
 
 
 def test_a_site_predicts_and_exports_from_its_own_folder(
@@ -239,7 +241,7 @@ def test_rounds_tell_the_real_seconds_since_the_start(
         runs.run(settings, out, make_executor=remote(wire), on_round_end=stop)
     now[0] += 100.0
     summary = runs.run(settings, out, make_executor=remote(wire), resume=True)
-    assert [record.clock for record in Folder(out).records()] == [3.0, 6.0, 9.0]
+    assert [record.clock for record in RunFolder(out).records()] == [3.0, 6.0, 9.0]
     assert (summary.clock, summary.energy) == (9.0, None)
 
 
@@ -262,7 +264,7 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
         }.items():
             assert columns[key][client] == pytest.approx(value, rel=1e-5)
         assert columns["personal_auc_low"][client] <= columns["personal_auc"][client]
-    summary = Folder(tmp_path / "run").read_summary()
+    summary = RunFolder(tmp_path / "run").read_summary()
     assert summary.test.personal["f1"] == pytest.approx(np.mean(columns["personal_f1"]), rel=1e-5)
     assert summary.bytes_before.up > 0
 
@@ -372,7 +374,7 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
 
 def test_raw_tables_need_connected_clients(sites: Path) -> None:
     with pytest.raises(UsageError, match="'equipoise flower run'"):
-        build_task(RunSettings.from_options({**GIVEN, "data": str(sites / "server")}))
+        build_task(ExperimentConfig.from_options({**GIVEN, "data": str(sites / "server")}))
     synthetic = wire_of(sites)
     synthetic.given = {"task": "synthetic", "clients": 3}
     told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "statistics"})))[1]

@@ -24,8 +24,8 @@ from equipoise.methods.fedavg import FedAvg
 from equipoise.privacy.accountant import GaussianAccountant, gaussian_epsilon
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.records.rounds import LostRequest
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.differential_privacy import with_differential_privacy
 from equipoise.wrappers.secure_aggregation import SecureAggregation
@@ -262,7 +262,7 @@ class Killed(BaseException):
 def test_epsilon_counts_rounds_that_were_asked_and_lost(tmp_path: Path) -> None:
     """Three kills in mid-round: 11.95 was logged, 13.76 was true."""
     given = {"clients": 4, "rounds": 3, "dp_clip": 1.0, "dp_noise": 2.0, "checkpoint_every": 1}
-    settings = RunSettings.from_options({"task": "synthetic", **given})
+    settings = ExperimentConfig.from_options({"task": "synthetic", **given})
     task = build_task(settings)
     wire = Here(settings.method, task, tmp_path / "nodes", privacy=settings.privacy)
     kills = {2: 3}  # times that the server is killed, by round
@@ -280,7 +280,7 @@ def test_epsilon_counts_rounds_that_were_asked_and_lost(tmp_path: Path) -> None:
     wire.__class__ = Killing
 
     def make(*about: Any) -> RemoteExecutor:
-        journal = RequestJournal(Folder(out).requests)
+        journal = RequestJournal(RunFolder(out).requests)
         return RemoteExecutor(
             *about, wire=wire, run="test", time_limit=1.0, min_replies=1, journal=journal
         )
@@ -289,7 +289,7 @@ def test_epsilon_counts_rounds_that_were_asked_and_lost(tmp_path: Path) -> None:
         with pytest.raises(Killed):
             runner.run(settings, out, resume=kill > 0, make_executor=make)
     runner.run(settings, out, resume=True, make_executor=make)
-    spent = [record.privacy for record in Folder(out).records()]
+    spent = [record.privacy for record in RunFolder(out).records()]
     assert [one.uploads for one in spent] == [1, 5, 6]
     assert spent[-1].epsilon_server == pytest.approx(gaussian_epsilon(6 * 4 / 4, 1e-5))
     own = json.loads((tmp_path / "nodes" / "0" / "privacy.json").read_text())["mu_squared"]
@@ -307,7 +307,7 @@ def test_a_lost_secure_sum_costs_what_the_server_may_have_seen() -> None:
 
 
 def test_the_journal_keeps_the_requests_of_the_current_round(tmp_path: Path) -> None:
-    journal = RequestJournal(Folder(tmp_path).requests)
+    journal = RequestJournal(RunFolder(tmp_path).requests)
     journal.record_request(1, [0, 1])
     journal.record_request(2, [0, 1])
     journal.record_request(2, [0, 2])

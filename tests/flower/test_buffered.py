@@ -17,7 +17,7 @@ from equipoise.experiment.runner import RunSession, build_task
 from equipoise.flower import async_executor
 from equipoise.flower.async_executor import AsyncRemoteExecutor
 from equipoise.methods import find_method
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.executor_selection import ExecutorPlan
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
@@ -159,11 +159,11 @@ def test_what_a_deployment_cannot_do_is_refused() -> None:
         {"until": "2h"},
         {"selection": "fair"},
     ):
-        settings = RunSettings.from_options(options)
+        settings = ExperimentConfig.from_options(options)
         with pytest.raises(UsageError, match="are for simulations"):
             RunSession(
                 settings, build_task(settings), None, ExecutorPlan("stacked"), lambda *_: None
             )  # type: ignore[arg-type]
-    assert not RunSettings.from_options(
+    assert not ExperimentConfig.from_options(
         {"mode": "async", "buffer": 3, "staleness": 1.0}
     ).timing.needs_simulated_clock

@@ -12,7 +12,7 @@ import torch
 from equipoise.flower import codec
 from equipoise.privacy.accountant import gaussian_epsilon
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.wrappers.differential_privacy import secret_normal, with_differential_privacy
 from flower.test_remote import ROUNDS, SUPERVISED, Here, federate
 from helpers import largest_difference, simulate, small_task
@@ -93,7 +93,7 @@ def test_server_and_clients_choose_the_same_noise_for_a_limit(tmp_path: Path) ->
         "dp_clip": 0.5,
         "max_epsilon": 5.0,
     }
-    settings = RunSettings.from_options(given).with_chosen_noise(6, is_simulation=False)
+    settings = ExperimentConfig.from_options(given).with_chosen_noise(6, is_simulation=False)
     wire = Here(SUPERVISED["fedavg"](), small_task("mlp"), tmp_path, privacy=limit)
     assert {node.settings.privacy for node in wire.nodes} == {settings.privacy}
     assert {node.budget.privacy for node in wire.nodes} == {settings.privacy}

@@ -17,9 +17,9 @@ from equipoise.flower.progress import ProgressLog, describe_clients, describe_ro
 from equipoise.flower.remote_executor import constant_prediction
 from equipoise.records.client_table import table_text
 from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import Evaluations, Scores
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 
@@ -44,7 +44,7 @@ def test_a_round_is_one_line_with_scores_and_names() -> None:
 
 
 def test_a_model_that_predicts_one_class_is_named() -> None:
-    task = build_task(RunSettings.from_options({"task": "synthetic", "clients": 3}))
+    task = build_task(ExperimentConfig.from_options({"task": "synthetic", "clients": 3}))
     params = {name: torch.zeros_like(value) for name, value in task.init_params(0).items()}
     bias = next(name for name in params if name.endswith("bias"))
     params[bias][3] = 1.0
@@ -57,7 +57,7 @@ def test_a_model_that_predicts_one_class_is_named() -> None:
 
 
 def test_each_client_is_named_with_its_score_and_interval(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     columns: dict[str, list[Any]] = {
         "client": [0, 1],
         "name": ["ky", "ms"],

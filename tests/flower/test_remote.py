@@ -25,7 +25,7 @@ from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods import all_methods
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import serialization as checkpoint
 from equipoise.utils.errors import UsageError
@@ -154,7 +154,7 @@ def world_of(name: str) -> tuple[str, dict[str, Any], Method, Task]:
     """The first task that this learner can work on."""
     for world, small in WORLDS:
         with contextlib.suppress(UsageError):
-            settings = RunSettings.from_options(
+            settings = ExperimentConfig.from_options(
                 {"method": name, "task": world, "rounds": ROUNDS, **small}
             )
             return world, small, settings.method, build_task(settings)

@@ -21,8 +21,8 @@ from equipoise.flower.secagg_protocol import PublicKeys, SecAggClient, prg, thre
 from equipoise.methods import all_methods
 from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.executors import CohortResults, Loop
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
@@ -414,4 +414,4 @@ def test_secure_from_the_command_line(tmp_path: Path) -> None:
     }
     assert told["sum"]["epsilon"] == told["each"]["epsilon"] == told["sum"]["epsilon_server"]
     assert told["sum"]["epsilon_server"] < told["each"]["epsilon_server"]
-    assert RunSettings.from_options(Folder(tmp_path / "sum").read_config()).run.secure
+    assert ExperimentConfig.from_options(RunFolder(tmp_path / "sum").read_config()).run.secure

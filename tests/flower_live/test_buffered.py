@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make t
 
 from equipoise.flower import project
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from flower_live.harness import fleet, wait_until
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def test_late_replies_count_later_and_a_killed_node_stops_nobody(tmp_path: Path)
     project.write_app(app, GIVEN)
 
     def logs() -> list[RoundRecord]:
-        return Folder(app / "run").records()
+        return RunFolder(app / "run").records()
 
     with fleet(tmp_path / "fleet") as running:
         nodes = [running.node(client) for client in range(3)]

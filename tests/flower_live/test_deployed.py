@@ -23,8 +23,8 @@ from equipoise.experiment.new_rows import predict_file
 from equipoise.flower import config as options
 from equipoise.flower import project
 from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils import serialization as checkpoint
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
@@ -86,7 +86,7 @@ def _row(tree: Any, k: int) -> Any:
 
 
 def logs_of(app: Path) -> list[RoundRecord]:
-    return Folder(app / "run").records()
+    return RunFolder(app / "run").records()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_the_models_are_those_of_loop(
     logs, loop = logs_of(tmp_path / "app"), same_run_in_loop(tmp_path / "loop", given)
     assert all(not log.absent for log in logs)
     assert_same(open_fleet, tmp_path / "app", loop)
-    assert [log.bytes for log in logs] == [log.bytes for log in Folder(loop).records()]
+    assert [log.bytes for log in logs] == [log.bytes for log in RunFolder(loop).records()]
     audit = [
         json.loads(line) for line in (tmp_path / "app" / "run-audit.jsonl").read_text().splitlines()
     ]
@@ -213,18 +213,18 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     project.write_app(app, {**given, "metric": "auc", "time_limit": 90.0, "wait": 120.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
-    config = RunSettings.from_options(given).task_config
+    config = ExperimentConfig.from_options(given).task_config
     told = {
         f"client {k}": summarise_site(open_fleet.folder.parent / f"rows-{k}", str(k), config)
         for k in range(3)
     }
     made = merge_messages(told, config)[0].to_json()
     assert (app / "run" / "preparation.json").read_text() == made
-    summary = Folder(app / "run").read_summary()
+    summary = RunFolder(app / "run").read_summary()
     assert summary.bytes_before == Bytes(sum(len(text) for text in told.values()), 3 * len(made))
     assert not any(log.absent for log in logs_of(app))
-    columns = Folder(app / "run").read_table(
-        Folder(app / "run").clients
+    columns = RunFolder(app / "run").read_table(
+        RunFolder(app / "run").clients
     )  # each client's own words, after the last round
     bounds = zip(
         columns["personal_auc_low"],

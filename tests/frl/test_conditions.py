@@ -20,10 +20,10 @@ COVER = Coverage(mu_min=0.01, mu_avg=0.02, c_het=2.0, t_mix=7.0)
 def small(method: Any, rounds: int = 20, **options: Any) -> Any:
     """A small run on two states and ten actions; its settings and its messages."""
     from equipoise.experiment.runner import run
-    from equipoise.settings.run_settings import RunSettings
+    from equipoise.settings.experiment_config import ExperimentConfig
 
     place = {"task": "two-state", "sims": 3, "agents": 20, "rounds": rounds, "epsilon": 0.5}
-    settings = RunSettings.from_options({**place, "method": method, **options})
+    settings = ExperimentConfig.from_options({**place, "method": method, **options})
     return settings, run
 
 

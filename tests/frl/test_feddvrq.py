@@ -10,7 +10,7 @@ from equipoise.environments import tabular_q
 from equipoise.environments.tabular_mdp import garnet
 from equipoise.experiment.runner import build_task, run
 from equipoise.records.rounds import Bytes
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
@@ -26,7 +26,7 @@ SMALL = {
 
 
 def built(**options):
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {**SMALL, "method": "feddvrq", "iterations": 3, "batch": 2, "reference_batch": 5, **options}
     )
     return settings, build_task(settings)
@@ -118,7 +118,7 @@ def test_fewer_errors_from_as_many_samples_than_fedsynq(tmp_path):
         "batch": 2,
         "eval_every": 100,
     }
-    error = run(RunSettings.from_options({**common, **refined}), tmp_path / "refined").extra[
+    error = run(ExperimentConfig.from_options({**common, **refined}), tmp_path / "refined").extra[
         "error"
     ]
     plain, problem = [], tabular_q.TabularProblem([garnet(4, 4, 2, 3)], 4)

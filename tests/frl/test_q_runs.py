@@ -13,7 +13,7 @@ from equipoise.environments import tabular_q
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks import all_tasks
 from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
@@ -25,7 +25,7 @@ SMALL = {"task": "two-state", "agents": 6, "actions": 5, "sims": 3, "tau": 20, "
 
 
 def built(method, **options):
-    settings = RunSettings.from_options({**SMALL, "method": method, **options})
+    settings = ExperimentConfig.from_options({**SMALL, "method": method, **options})
     return settings, build_task(settings)
 
 
@@ -159,7 +159,7 @@ def test_every_tabular_task_runs(name, tmp_path):
         options["file"] = str(tmp_path / "own.npz")
     elif name not in ("two-state", "garnet"):
         pytest.importorskip("gymnasium")
-    summary = run(RunSettings.from_options(options), tmp_path / "run")
+    summary = run(ExperimentConfig.from_options(options), tmp_path / "run")
     assert 0 < summary.extra["error"] < float("inf")
     assert name in all_tasks()
 

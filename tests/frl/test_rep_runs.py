@@ -13,7 +13,7 @@ from equipoise.environments.tabular_mdp import planted_mdps
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
@@ -38,7 +38,7 @@ RATES = {"alpha0": 0.1, "beta0": 0.2, "t0": 10.0, "local_steps": 4}
 
 
 def built(method, **options):
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {**SMALL, **RATES, "method": method, "model": METHODS[method], **options}
     )
     return settings, build_task(settings)

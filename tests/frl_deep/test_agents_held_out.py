@@ -14,7 +14,7 @@ from equipoise.environments.heldout import trainable_blocks
 from equipoise.experiment.evaluation import hold_out
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import cut_and_resumed
 
 TINY = {
@@ -48,7 +48,7 @@ def test_members_and_newcomers_part_the_agents(task):
     kwargs = json.dumps([{"sutton_barto_reward": k % 2 == 0} for k in range(5)])
     own = {"task": "gym", "env_id": "CartPole-v1", "env_kwargs": kwargs} if task == "gym" else {}
     whole = build_task(
-        RunSettings.from_options({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"})
+        ExperimentConfig.from_options({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"})
     )
     members = hold_out(whole, 0.4, 3)
     assert (members.info.num_clients, members.heldout_clients.info.num_clients) == (3, 2)
@@ -81,12 +81,12 @@ def test_members_and_newcomers_part_the_agents(task):
     ],
 )
 def test_beside_a_shared_block_only_the_personal_one_learns(name, learns):
-    task = build_task(RunSettings.from_options({**TINY, "method": name}))
+    task = build_task(ExperimentConfig.from_options({**TINY, "method": name}))
     assert trainable_blocks(find_method(name)(), task) == learns
 
 
 def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
-    settings = RunSettings.from_options({**TINY, "method": "dqnavg"})
+    settings = ExperimentConfig.from_options({**TINY, "method": "dqnavg"})
     new = run(settings, tmp_path / "out").newcomers.after
     assert set(new) == {0, 100, 400}
     from safetensors.torch import load_file
@@ -104,7 +104,7 @@ def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
 
 @pytest.mark.parametrize("name", ["pfeddqn-rep", "perdqnavg"])
 def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
-    task = build_task(RunSettings.from_options({**TINY, "method": name}))
+    task = build_task(ExperimentConfig.from_options({**TINY, "method": name}))
     steps, train = [], heldout.dqn_agent.train
 
     def watched(*given):
@@ -122,7 +122,7 @@ def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
 
 
 def test_a_resumed_run_has_the_same_newcomers(tmp_path):
-    settings = RunSettings.from_options({**TINY, "method": "pfeddqn-rep", "rounds": 6})
+    settings = ExperimentConfig.from_options({**TINY, "method": "pfeddqn-rep", "rounds": 6})
     whole = run(settings, tmp_path / "whole")
     assert cut_and_resumed(settings, tmp_path / "cut", 3).newcomers == whole.newcomers
 

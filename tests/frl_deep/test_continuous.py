@@ -14,7 +14,7 @@ from equipoise.environments.dqn_agent import AgentHParams as Agent
 from equipoise.environments.q_network import BlockSchedule
 from equipoise.environments.sac_agent import ActorCritic, SoftActorCritic
 from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import largest_difference, simulate
 
 F64 = torch.float64
@@ -186,7 +186,7 @@ def test_loop_equals_stacked_and_shares_the_body(task):
     else:
         options["env_kwargs"] = '[{"g": 9.0}, {"g": 5.0}]'
     for executor in ("loop", "stacked"):
-        settings = RunSettings.from_options(options)
+        settings = ExperimentConfig.from_options(options)
         made = build_task(settings)
         made.dtype = F64
         both.append(simulate(settings.method, made, 3, executor))
@@ -200,7 +200,7 @@ def test_loop_equals_stacked_and_shares_the_body(task):
 
 
 def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {**TINY, "task": "pendulum", "method": "dqnavg", "rounds": 4, "epochs": 15, "batch_size": 8}
     )
     whole = run(settings, tmp_path / "whole")
@@ -211,7 +211,7 @@ def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
 
     with pytest.raises(Interrupted):
         run(
-            RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}),
+            ExperimentConfig.from_options({**settings.to_dict, "checkpoint_every": 2}),
             tmp_path / "cut",
             on_round_end=stop,
         )
@@ -233,7 +233,7 @@ def test_federated_agents_on_mujoco(env_id, tmp_path, monkeypatch):
         "episodes": 1,
         "epochs": 40,
     }
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {**options, "task": "gym", "env_id": env_id, "method": "pfeddqn-rep", "batch_size": 8}
     )
     runs = []

@@ -11,7 +11,7 @@ import torch
 from equipoise.cli import main
 from equipoise.environments.gym_env import GymVecEnv, env_factories
 from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate
 
@@ -86,7 +86,9 @@ def test_steps_are_those_of_the_environment_itself():
 
 def test_agents_have_arguments_of_their_own():
     arguments = json.dumps([{"sutton_barto_reward": False}, {"sutton_barto_reward": True}])
-    task = build_task(RunSettings.from_options({**SMALL, "method": "dqn", "env_kwargs": arguments}))
+    task = build_task(
+        ExperimentConfig.from_options({**SMALL, "method": "dqn", "env_kwargs": arguments})
+    )
     one = task.init_params(0)
     stack = {name: value.expand(2, *value.shape) for name, value in one.items()}
     plain, other = task.evaluate_stack(torch.arange(2), stack, "test")["return"].tolist()
@@ -97,7 +99,7 @@ def test_agents_have_arguments_of_their_own():
 def test_loop_equals_stacked_and_absent_agents_stand_still():
     both = []
     for executor in ("loop", "stacked"):
-        settings = RunSettings.from_options({**SMALL, "method": "pfeddqn-rep"})
+        settings = ExperimentConfig.from_options({**SMALL, "method": "pfeddqn-rep"})
         task = build_task(settings)
         task.dtype = torch.float64
         both.append(simulate(settings.method, task, 3, executor, 0.5))
@@ -122,7 +124,7 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path, monkeypat
         )
         monkeypatch.chdir(tmp_path)  # MuJoCo writes warnings about Gymnasium's models there
     options = {**SMALL, **SAVED[name], "method": "dqnavg", "rounds": 5, "episodes": 1}
-    settings = RunSettings.from_options(options)
+    settings = ExperimentConfig.from_options(options)
     assert build_task(settings).env.not_checkpointable is False
     whole = run(settings, tmp_path / "whole")
 
@@ -132,7 +134,7 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path, monkeypat
 
     with pytest.raises(Interrupted):
         run(
-            RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}),
+            ExperimentConfig.from_options({**settings.to_dict, "checkpoint_every": 2}),
             tmp_path / "cut",
             on_round_end=stop,
         )
@@ -221,16 +223,16 @@ def test_a_run_says_what_may_surprise(tmp_path, capsys):
 
 def test_traits_of_foreign_environments():
     options = {**SMALL, "method": "dqn", "differ": "reversed,offsets"}
-    world = build_task(RunSettings.from_options(options)).env
+    world = build_task(ExperimentConfig.from_options(options)).env
     assert world.env_actions(np.array([[0], [0]]), world.interface.motor).tolist() == [
         [0],
         [1],
     ]  # the second is reversed
     assert np.abs(world.interface.offset).max() > 0
     with pytest.raises(UsageError, match="have no strength"):
-        build_task(RunSettings.from_options({**SMALL, "method": "dqn", "differ": "motor"}))
+        build_task(ExperimentConfig.from_options({**SMALL, "method": "dqn", "differ": "motor"}))
     pendulum = build_task(
-        RunSettings.from_options(
+        ExperimentConfig.from_options(
             {**SMALL, "method": "dqn", "env_id": "Pendulum-v1", "differ": "motor,reversed"}
         )
     )
@@ -288,4 +290,6 @@ def test_bad_environments_are_refused_in_one_line(options, words, tmp_path, caps
 def test_errors_name_the_agent():
     arguments = json.dumps([{}, {"nonsense": 1}])
     with pytest.raises(UsageError, match="of agent 1 cannot be made"):
-        build_task(RunSettings.from_options({**SMALL, "method": "dqn", "env_kwargs": arguments}))
+        build_task(
+            ExperimentConfig.from_options({**SMALL, "method": "dqn", "env_kwargs": arguments})
+        )

@@ -10,7 +10,7 @@ from equipoise.cli import main
 from equipoise.core import ClientUpdate
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 TINY = {
@@ -27,7 +27,7 @@ TINY = {
 
 
 def done(method, executor="stacked", participation=1.0, rounds=4):
-    settings = RunSettings.from_options({**TINY, "method": method})
+    settings = ExperimentConfig.from_options({**TINY, "method": method})
     task = build_task(settings)
     task.dtype = torch.float64
     return simulate(settings.method, task, rounds, executor, participation, seed=3)
@@ -85,7 +85,7 @@ def test_loop_equals_stacked(participation):
 
 
 def test_resume_after_an_interruption_to_the_bit(tmp_path):
-    settings = RunSettings.from_options({**TINY, "method": "dqnavg-im", "rounds": 6})
+    settings = ExperimentConfig.from_options({**TINY, "method": "dqnavg-im", "rounds": 6})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 3)) == timeless(whole)
 

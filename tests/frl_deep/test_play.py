@@ -13,7 +13,7 @@ from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
 from equipoise.environments.vec_env import PhysicsVecEnv
 from equipoise.experiment.play import play
 from equipoise.experiment.runner import run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 
 Image = pytest.importorskip(
     "PIL.Image", reason="pictures need Pillow: pip install 'equipoise[data]'"
@@ -43,7 +43,7 @@ TASKS = {
 
 def finished(name, folder):
     summary = run(
-        RunSettings.from_options(
+        ExperimentConfig.from_options(
             {**TINY, **TASKS[name], "method": "dqn", "rounds": 2, "episodes": 2}
         ),
         folder,
@@ -113,7 +113,7 @@ OWN = {
 def test_a_film_shows_the_scored_episode_of_a_wrapped_environment(tmp_path):
     """Frames, usual sizes and senses are the agent's own when it is drawn, too."""
     run(
-        RunSettings.from_options({**TINY, **OWN, "method": "dqn", "rounds": 2, "episodes": 2}),
+        ExperimentConfig.from_options({**TINY, **OWN, "method": "dqn", "rounds": 2, "episodes": 2}),
         tmp_path / "run",
     )
     assert play(tmp_path / "run", 1, 1, tmp_path / "out.gif") == play(tmp_path / "run", 1, 1, None)
@@ -130,7 +130,7 @@ def test_an_environment_that_cannot_be_drawn_is_told_in_one_line(tmp_path, capsy
         "rounds": 1,
         "episodes": 1,
     }
-    run(RunSettings.from_options(options), tmp_path / "run")
+    run(ExperimentConfig.from_options(options), tmp_path / "run")
     capsys.readouterr()
     assert main(["play", str(tmp_path / "run"), "--video", str(tmp_path / "out.gif")]) == 2
     assert (

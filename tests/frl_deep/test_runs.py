@@ -12,7 +12,7 @@ from equipoise.core import LocalHParams, LocalTrainRequest, RngContext
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
 from equipoise.records.rounds import Bytes
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
@@ -31,7 +31,7 @@ TINY = {
 
 
 def built(method, dtype=torch.float64, **options):
-    settings = RunSettings.from_options({**TINY, "method": method, **options})
+    settings = ExperimentConfig.from_options({**TINY, "method": method, **options})
     task = build_task(settings)
     task.dtype = dtype
     return settings, task
@@ -200,7 +200,9 @@ def test_the_server_judges_a_model_in_every_environment():
 
 @pytest.mark.parametrize("name", ["perdqnavg", "pfeddqn-rep"])
 def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
-    settings = RunSettings.from_options({**TINY, "method": name, "rounds": 8, "participation": 0.7})
+    settings = ExperimentConfig.from_options(
+        {**TINY, "method": name, "rounds": 8, "participation": 0.7}
+    )
     whole = run(settings, tmp_path / "whole")
     resumed = cut_and_resumed(settings, tmp_path / "cut", 5)
     assert timeless(resumed) == timeless(whole)

@@ -14,7 +14,7 @@ from equipoise.cli import main
 from equipoise.environments.gym_env import GymVecEnv, env_factories
 from equipoise.environments.obs_encoding import NUM_FILTERS, ConvNet, ObsEncoder, obs_mean_std
 from equipoise.experiment.runner import build_task, run
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 SMALL = {
@@ -142,7 +142,7 @@ def test_slopes_are_those_of_autograd(image):
 def test_loop_equals_stacked(name):
     both = []
     for executor in ("loop", "stacked"):
-        settings = RunSettings.from_options({**LIGHTS, "method": name, "frames": 2})
+        settings = ExperimentConfig.from_options({**LIGHTS, "method": name, "frames": 2})
         task = build_task(settings)
         task.dtype = torch.float64
         both.append(simulate(settings.method, task, 3, executor, 1.0, seed=3))
@@ -160,7 +160,9 @@ def test_agents_learn_from_images_what_each_of_them_needs(tmp_path):
     }
     budget = {"rounds": 6, "epochs": 60, "capacity": 4000, "eps_decay_steps": 1000, "eval_every": 6}
     summary = run(
-        RunSettings.from_options({**options, **budget, "width": 32, "discount": 0.5, "lr": 3e-3}),
+        ExperimentConfig.from_options(
+            {**options, **budget, "width": 32, "discount": 0.5, "lr": 3e-3}
+        ),
         tmp_path / "run",
     )
     assert summary.personal["return"] > 7
@@ -175,7 +177,7 @@ def test_resume_with_frames_to_the_bit(tmp_path):
         "method": "dqnavg",
         "rounds": 4,
     }
-    settings = RunSettings.from_options(options)
+    settings = ExperimentConfig.from_options(options)
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 2)) == timeless(whole)
 

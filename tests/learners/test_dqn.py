@@ -151,4 +151,4 @@ def test_the_discount_counts_the_rounds_that_a_client_was_away() -> None:
 def cohort(round: int) -> list[int]:
     from equipoise.utils import rng
 
-    return rng.cohort(0, round, 6, 0.5).tolist()
+    return rng.sample_cohort(0, round, 6, 0.5).tolist()

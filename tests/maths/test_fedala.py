@@ -83,7 +83,9 @@ def test_each_client_has_its_own_first_time_under_sampling(executor: str) -> Non
     run = simulate(FedAla(), small_task(size_sigma=0.0), 5, executor, participation=0.5)
     taken = np.zeros(6, int)
     for t, log in enumerate(run.logs, 1):
-        for client, count in zip(rng.cohort(0, t, 6, 0.5), log.logged["gradients"], strict=True):
+        for client, count in zip(
+            rng.sample_cohort(0, t, 6, 0.5), log.logged["gradients"], strict=True
+        ):
             passes = (count - STEPS) / ALA_STEPS
             assert (passes == 0, passes >= 11, passes == 1) == (
                 taken[client] == 0,

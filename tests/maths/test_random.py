@@ -57,14 +57,14 @@ def test_permutations_are_permutations(a, b):
 def test_cohorts_have_the_asked_size_and_cover_everybody():
     seen: set[int] = set()
     for t in range(1, 200):
-        ids = rng.cohort(7, t, 50, 0.1)
+        ids = rng.sample_cohort(7, t, 50, 0.1)
         assert len(set(ids.tolist())) == 5
         assert (np.diff(ids) > 0).all()
         seen |= set(ids.tolist())
     assert seen == set(range(50))
-    assert rng.cohort(7, 3, 50, 1.0).tolist() == list(range(50))
-    assert len(rng.cohort(7, 3, 50, 0.001)) == 1
+    assert rng.sample_cohort(7, 3, 50, 1.0).tolist() == list(range(50))
+    assert len(rng.sample_cohort(7, 3, 50, 0.001)) == 1
 
 
 def test_a_cohort_of_a_huge_population_is_cheap():
-    assert len(rng.cohort(0, 1, 10**12, 1e-10)) == 100
+    assert len(rng.sample_cohort(0, 1, 10**12, 1e-10)) == 100

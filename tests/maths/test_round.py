@@ -59,7 +59,7 @@ def test_each_clients_bytes_and_rounds_are_counted():
     run = simulate(FedAvg(), task, 5, participation=0.5)
     counts, ids = run.store.counts, run.store.ids
     taken = np.bincount(
-        np.concatenate([rng.cohort(0, t, 6, 0.5) for t in range(1, 6)]), minlength=6
+        np.concatenate([rng.sample_cohort(0, t, 6, 0.5) for t in range(1, 6)]), minlength=6
     )
     assert counts["rounds"].tolist() == taken[ids].tolist()
     size = sum(v.nbytes for v in task.init_params(0).values())
@@ -95,7 +95,7 @@ def test_named_evaluations_are_of_the_models_they_name():
 def test_absent_clients_keep_their_model_and_score():
     task = small_task("mlp")
     short, longer = (simulate(Local(), task, t, participation=0.5) for t in (3, 4))
-    away = sorted(set(short.store.ids.tolist()) - set(rng.cohort(0, 4, 6, 0.5).tolist()))
+    away = sorted(set(short.store.ids.tolist()) - set(rng.sample_cohort(0, 4, 6, 0.5).tolist()))
     assert away
     for run_tree in ("local_params", "scores"):
         before, after = (

@@ -16,7 +16,7 @@ from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedopt import FedAvgM
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation
 from equipoise.simulation.server_loop import RoundLoopConfig as Rounds
 from equipoise.utils.errors import UsageError
@@ -138,19 +138,19 @@ def test_bounds_hold_in_every_round(how: dict[str, Schedule]) -> None:
 
 def test_an_option_that_is_one_number_takes_no_schedule() -> None:
     with pytest.raises(UsageError, match="alpha is 'cosine"):
-        RunSettings.from_options({"method": "feddyn", "method.alpha": "cosine(0.1, 0.01)"})
+        ExperimentConfig.from_options({"method": "feddyn", "method.alpha": "cosine(0.1, 0.01)"})
 
 
 def test_the_method_is_checked_on_the_numbers_of_every_round() -> None:
     from equipoise.experiment.runner import build_task
 
     fine = {"method": "fedprox", "clients": 4, "rounds": 4, "lr": 0.5}
-    build_task(RunSettings.from_options({**fine, "mu": "steps({0: 0, 3: 3})"}))
+    build_task(ExperimentConfig.from_options({**fine, "mu": "steps({0: 0, 3: 3})"}))
     with pytest.raises(UsageError, match=r"mu=5 and lr=0\.5"):
-        build_task(RunSettings.from_options({**fine, "mu": "steps({0: 0, 3: 5})"}))
+        build_task(ExperimentConfig.from_options({**fine, "mu": "steps({0: 0, 3: 5})"}))
     with pytest.raises(UsageError, match="momentum"):
         build_task(
-            RunSettings.from_options(
+            ExperimentConfig.from_options(
                 {**fine, "method": "scaffold", "momentum": "steps({0: 0, 3: 0.5})"}
             )
         )
@@ -245,7 +245,7 @@ def test_participation_may_change() -> None:
 
 
 def test_a_run_goes_on_in_the_middle_of_its_schedules(tmp_path: Path) -> None:
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {
             "method": "fedprox",
             "mu": linear(0, 1),
@@ -257,7 +257,7 @@ def test_a_run_goes_on_in_the_middle_of_its_schedules(tmp_path: Path) -> None:
     )
     assert settings.to_dict["lr"] == "cosine(0.1, 0.001)"
     assert settings.to_dict["mu"] == "linear(0, 1)"
-    assert RunSettings.from_options(settings.to_dict) == settings
+    assert ExperimentConfig.from_options(settings.to_dict) == settings
     whole = run(settings, tmp_path / "whole")
     again = cut_and_resumed(settings, tmp_path / "cut", at=5)
     assert replace(again, seconds=whole.seconds) == whole
@@ -269,4 +269,4 @@ def test_a_run_goes_on_in_the_middle_of_its_schedules(tmp_path: Path) -> None:
 
 def test_cohorts_of_changing_size_are_not_offered_with_privacy() -> None:
     with pytest.raises(UsageError, match="participation must be one number"):
-        RunSettings.from_options({"dp_clip": 1.0, "participation": "linear(0.1, 1)"})
+        ExperimentConfig.from_options({"dp_clip": 1.0, "participation": "linear(0.1, 1)"})

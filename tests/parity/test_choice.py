@@ -10,8 +10,8 @@ import pytest
 from data.test_tasks import small_task as small_images
 from equipoise.core import TrainingConfig
 from equipoise.experiment import multiprocess
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation import executor_selection
 from equipoise.simulation.executor_selection import ExecutorPlan
 from helpers import small_task
@@ -92,7 +92,7 @@ def test_a_measurement_tries_the_ways_that_the_model_allows(model, monkeypatch):
 def test_processes_share_models_that_do_not_stack_unasked(choice, options, processes, monkeypatch):
     monkeypatch.setattr(multiprocess, "available_cores", lambda: 2)
     monkeypatch.setattr(multiprocess, "seconds_per_step", lambda *_: 1.0)
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {"task": "fmnist", "model": "cnn", "clients": 4, "rounds": 5, **options}
     )
     count, remark = multiprocess.num_processes(settings, small_images("cnn"), choice)
@@ -113,12 +113,12 @@ def test_the_measurement_knows_whether_processes_may_share(tmp_path, monkeypatch
         {"attack": "flip:0.2"},
         {"attack": "labels:0.2"},
     ):
-        settings = RunSettings.from_options(
+        settings = ExperimentConfig.from_options(
             {"task": "fmnist", "model": "cnn", "clients": 4, **options}
         )
         folder = tmp_path / str(len(asked))
         folder.mkdir()
-        multiprocess.plan_for_run(settings, small_images("cnn"), Folder(folder))
+        multiprocess.plan_for_run(settings, small_images("cnn"), RunFolder(folder))
     assert asked == [True, False, False, True]
     assert json.loads((tmp_path / "0" / "executor.json").read_text()) == asdict(
         ExecutorPlan("loop")

@@ -10,8 +10,8 @@ from equipoise.core import TrainingConfig
 from equipoise.experiment.multiprocess import multiprocess_executor, num_processes
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import ExecutorPlan, place, select_executor
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
@@ -75,7 +75,7 @@ def test_training_and_scoring_are_really_there(monkeypatch):
 
 def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
     monkeypatch.setattr("equipoise.experiment.runner.place", lambda task, name: task.to(FAR))
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"}
     )
     with Pretended():
@@ -106,7 +106,9 @@ def test_the_device_is_chosen_and_named(monkeypatch):
     assert place(task, "cuda:1") == torch.device("cuda", 1)
     with pytest.raises(UsageError, match="finds 2 CUDA devices"):
         place(task, "cuda:2")
-    agents = build_task(RunSettings.from_options({"task": "two-state", "method": "fedasynq-im"}))
+    agents = build_task(
+        ExperimentConfig.from_options({"task": "two-state", "method": "fedasynq-im"})
+    )
     assert place(agents, "auto") is agents
     with pytest.raises(UsageError, match="processor alone"):
         place(agents, "cuda")
@@ -118,7 +120,7 @@ def test_processes_are_for_the_processor(monkeypatch, tmp_path):
     with Pretended():
         choice = select_executor(task, TrainingConfig(batch_size=4), 3, allow_processes=True)
     assert "processes" not in choice.why
-    settings = RunSettings.from_options({"task": "fmnist", "model": "cnn"})
+    settings = ExperimentConfig.from_options({"task": "fmnist", "model": "cnn"})
     assert num_processes(settings, task, ExecutorPlan("loop", processes=2)) == (1, "")
     with (
         pytest.raises(UsageError, match="processes of one command compute on the processor"),

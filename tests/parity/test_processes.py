@@ -25,8 +25,8 @@ from equipoise.experiment import multiprocess
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import place
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.ipc import FIRST_PART_BYTES, TorchrunGroup, WorkerLost, backend_of
@@ -52,7 +52,7 @@ SMALL = {
     "participation": 0.9,
     "checkpoint_every": 2,
 }
-SCAFFOLD = RunSettings.from_options({**SMALL, "method": "scaffold"})
+SCAFFOLD = ExperimentConfig.from_options({**SMALL, "method": "scaffold"})
 
 
 def test_the_longest_first_by_hand():
@@ -284,7 +284,9 @@ def test_an_error_in_another_process_is_shown_where_it_matters(monkeypatch, tmp_
     monkeypatch.setattr(find_method("fedavg"), "train", update)
     with pytest.raises(RuntimeError, match=r"(?s)process 2 of 2 failed.*out of luck"):
         run(
-            RunSettings.from_options(SMALL), tmp_path / "run", resources=ResourceConfig(processes=2)
+            ExperimentConfig.from_options(SMALL),
+            tmp_path / "run",
+            resources=ResourceConfig(processes=2),
         )
 
 
@@ -438,7 +440,7 @@ def test_processes_end_with_a_leader_that_is_killed(tmp_path):
 def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
     with pytest.raises(UsageError, match=words):
         run(
-            RunSettings.from_options({**options, "rounds": 1}),
+            ExperimentConfig.from_options({**options, "rounds": 1}),
             tmp_path / "run",
             resources=ResourceConfig(processes=2),
         )
@@ -446,7 +448,7 @@ def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
 
 @pytest.mark.parametrize("more", [{"attack": "labels:0.2"}, {"executor": "loop", "clients": 12}])
 def test_hostile_rows_and_clients_one_by_one_are_shared_too(more, tmp_path):
-    settings = RunSettings.from_options({**SMALL, **more, "rounds": 2})
+    settings = ExperimentConfig.from_options({**SMALL, **more, "rounds": 2})
     run(settings, tmp_path / "one", resources=ResourceConfig(processes=1))
     run(settings, tmp_path / "two", resources=ResourceConfig(processes=2))
     _same(tmp_path / "one", tmp_path / "two")
@@ -454,7 +456,11 @@ def test_hostile_rows_and_clients_one_by_one_are_shared_too(more, tmp_path):
 
 def test_fewer_than_no_processes_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"processes is -1: must be a whole number in \[0, 1024\]"):
-        run(RunSettings.from_options({}), tmp_path / "run", resources=ResourceConfig(processes=-1))
+        run(
+            ExperimentConfig.from_options({}),
+            tmp_path / "run",
+            resources=ResourceConfig(processes=-1),
+        )
 
 
 def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, monkeypatch):

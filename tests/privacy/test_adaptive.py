@@ -19,7 +19,7 @@ from equipoise.privacy.config import BIT_SHARE, PrivacyConfig
 from equipoise.records.rounds import PrivacySpent
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import validation_score
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.differential_privacy import (
     CLIP_KEY,
@@ -93,7 +93,7 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="dp_quantile adapts a bound: set dp_clip"):
         PrivacyConfig(0.0, 0.0, dp_quantile=0.5)
     with pytest.raises(UsageError, match="secure is not offered with dp_quantile"):
-        RunSettings.from_options(
+        ExperimentConfig.from_options(
             {"secure": True, "dp_clip": 1.0, "dp_noise": 1.0, "dp_quantile": 0.5}
         )
 

@@ -14,8 +14,8 @@ from equipoise.cli import main
 from equipoise.privacy.accountant import GaussianAccountant, gaussian_epsilon
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.privacy.planning import RoundPlan, choose_noise
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 LIMIT = PrivacyConfig(dp_clip=1.0, max_epsilon=8.0)
@@ -68,7 +68,7 @@ SMALL = ["run", "--task", "synthetic", "--clients", "6", "--dp-clip", "1", "--qu
 
 
 def spent(out: Path) -> list[float]:
-    return [record.privacy.epsilon for record in Folder(out).records() if record.privacy]
+    return [record.privacy.epsilon for record in RunFolder(out).records() if record.privacy]
 
 
 def test_without_noise_the_planned_rounds_use_the_budget(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_run_ends_before_the_budget_is_passed(tmp_path: Path) -> None:
     assert main([*SMALL, "--rounds", "9", *given, "--out", str(out)]) == 0
     assert len(spent(out)) == 3
     assert spent(out)[-1] <= limit * 1.01
-    summary = Folder(out).read_summary()
+    summary = RunFolder(out).read_summary()
     assert "another round would take epsilon above max_epsilon" in (summary.stopped or "")
     assert "client-level" in (summary.stopped or "")
     three = tmp_path / "three"
@@ -118,8 +118,8 @@ def test_limits_that_allow_nothing_are_refused(
 
 def test_clients_and_server_of_a_deployment_choose_the_same_noise() -> None:
     given = {"task": "synthetic", "clients": 6, "rounds": 4, "dp_clip": 1.0, "max_epsilon": 5.0}
-    settings = RunSettings.from_options(given).with_chosen_noise(6, is_simulation=False)
-    again = RunSettings.from_options(given).with_chosen_noise(6, is_simulation=False)
+    settings = ExperimentConfig.from_options(given).with_chosen_noise(6, is_simulation=False)
+    again = ExperimentConfig.from_options(given).with_chosen_noise(6, is_simulation=False)
     assert settings.privacy == again.privacy
     assert settings.privacy.dp_noise > 0
     assert settings.with_chosen_noise(6, is_simulation=False) == settings

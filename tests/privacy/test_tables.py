@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("dp_accounting", reason="extra 'privacy'")
 
 from equipoise.experiment.runner import build_task
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 
@@ -27,7 +27,7 @@ def sites(folder: Path, *names: str) -> Path:
 
 def task_of(folder: Path, **given: Any) -> Any:
     fixed = {"task": "tables", "data": str(folder), "target": "ill", "numbers": "age"}
-    return build_task(RunSettings.from_options({**fixed, "dp_clip": 1.0, **given}))
+    return build_task(ExperimentConfig.from_options({**fixed, "dp_clip": 1.0, **given}))
 
 
 def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> None:

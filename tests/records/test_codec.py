@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equipoise.experiment.runner import run
 from equipoise.records import codec
 from equipoise.records.rounds import Bytes, MeanMinMax, PrivacySpent, RoundRecord
-from equipoise.records.run_dir import Folder, RoundLog
+from equipoise.records.run_dir import RoundLog, RunFolder
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import (
     About,
@@ -26,7 +26,7 @@ from equipoise.records.summary import (
     ServerGains,
     Summary,
 )
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers_records import NO_SUMMARY, record, scores
 
@@ -112,19 +112,19 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Supervised and agents' tasks; newcomers, fine-tuning, privacy,
     cohorts, per-client decisions.
     """
     if request.param == "private":
         pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
-    folder = Folder(tmp_path_factory.mktemp(request.param) / "run")
-    run(RunSettings.from_options({"rounds": 3, "seed": 3, **RUNS[request.param]}), folder.path)
+    folder = RunFolder(tmp_path_factory.mktemp(request.param) / "run")
+    run(ExperimentConfig.from_options({"rounds": 3, "seed": 3, **RUNS[request.param]}), folder.path)
     return folder
 
 
-def test_a_run_is_read_and_written_back_byte_for_byte(finished: Folder, tmp_path: Path) -> None:
-    again = Folder(tmp_path)
+def test_a_run_is_read_and_written_back_byte_for_byte(finished: RunFolder, tmp_path: Path) -> None:
+    again = RunFolder(tmp_path)
     RoundLog(again, finished.records())
     again.write_summary(finished.read_summary())
     assert again.rounds.read_bytes() == finished.rounds.read_bytes()
@@ -132,7 +132,7 @@ def test_a_run_is_read_and_written_back_byte_for_byte(finished: Folder, tmp_path
 
 
 @pytest.mark.parametrize("finished", ["newcomers"], indirect=True)
-def test_scores_read_as_they_are_spoken(finished: Folder) -> None:
+def test_scores_read_as_they_are_spoken(finished: RunFolder) -> None:
     summary, tree = finished.read_summary(), json.loads(finished.summary.read_text())
     assert summary.global_.acc == summary.test.global_["acc"] == tree["global"]["acc"]
     assert summary.personal.p10 == tree["personal"]["p10"]
@@ -140,20 +140,20 @@ def test_scores_read_as_they_are_spoken(finished: Folder) -> None:
     assert summary.newcomers is not None
     assert summary.newcomers.after[5].acc == tree["newcomers"]["5"]["acc"]
     assert summary.finetuned is not None
-    assert (summary.finetuned.scores.headline, summary.finetuned.epochs) == (
+    assert (summary.finetuned.scores.metric, summary.finetuned.epochs) == (
         "acc",
         tree["finetuned"]["epochs"],
     )
 
 
 @pytest.mark.parametrize("finished", ["deep"], indirect=True)
-def test_a_return_is_read_as_it_is_spoken(finished: Folder) -> None:
+def test_a_return_is_read_as_it_is_spoken(finished: RunFolder) -> None:
     agents = finished.records()[-1]
     assert agents.trained.return_ == agents.trained["return"]
 
 
 @pytest.mark.parametrize("finished", ["tabular"], indirect=True)
-def test_what_a_task_adds_is_read_too(finished: Folder) -> None:
+def test_what_a_task_adds_is_read_too(finished: RunFolder) -> None:
     tree = json.loads(finished.summary.read_text())
     assert finished.read_summary().extra["coverage"] == tree["coverage"]
 
@@ -200,16 +200,16 @@ def test_scores_travel_between_processes() -> None:
     ],
 )
 def test_damage_is_named(changed: dict[str, object], message: str, tmp_path: Path) -> None:
-    Folder(tmp_path).summary.write(json.dumps({**NO_SUMMARY, **changed}))
+    RunFolder(tmp_path).summary.write(json.dumps({**NO_SUMMARY, **changed}))
     with pytest.raises(UsageError, match=message):
-        Folder(tmp_path).read_summary()
+        RunFolder(tmp_path).read_summary()
 
 
 def test_a_missing_entry_is_named(tmp_path: Path) -> None:
     tree = {name: value for name, value in NO_SUMMARY.items() if name != "seconds"}
-    Folder(tmp_path).summary.write(json.dumps(tree))
+    RunFolder(tmp_path).summary.write(json.dumps(tree))
     with pytest.raises(UsageError, match="another version: 'seconds' is missing"):
-        Folder(tmp_path).read_summary()
+        RunFolder(tmp_path).read_summary()
 
 
 def test_what_a_task_adds_stands_beside_the_rest() -> None:

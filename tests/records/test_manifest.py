@@ -9,7 +9,7 @@ import pytest
 from equipoise.records import manifest
 from equipoise.records.client_table import csv_text, parse_names, parse_table, table_text
 from equipoise.records.manifest import MANIFEST_FILE, CheckedFolder, FileState
-from equipoise.records.run_dir import ENTRIES, Folder, RoundLog
+from equipoise.records.run_dir import ENTRIES, RoundLog, RunFolder
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 from helpers_disk import Died, Faulty, Forgetful, on
@@ -154,7 +154,7 @@ def test_a_reader_beside_a_writer_sees_one_of_the_states(tmp_path, monkeypatch):
 
 
 def test_lines_of_the_log_are_checked_beyond_the_last_checkpoint(tmp_path):
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     log = RoundLog(folder, [record(1)])
     log.append(record(2))
     log.append(record(3))
@@ -176,7 +176,7 @@ def test_lines_of_the_log_are_checked_beyond_the_last_checkpoint(tmp_path):
 
 def test_of_a_killed_run_the_rounds_up_to_the_last_checkpoint_count(tmp_path):
     """Later rounds are not durable: a power cut, or damage, may take any number of them."""
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     log = RoundLog(folder, [record(1)])
     log.append(record(2))
     folder.write({}, log.sync())
@@ -194,7 +194,7 @@ def test_of_a_killed_run_the_rounds_up_to_the_last_checkpoint_count(tmp_path):
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.begin({"method": "fedavg"}, {})
     io.make_folder(folder.checkpoints)
     orphans = [tmp_path / ".tmp-summary.json", folder.checkpoints / ".tmpX1yZ"]

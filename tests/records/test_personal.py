@@ -9,8 +9,8 @@ import torch
 
 from equipoise.experiment import evaluation
 from equipoise.experiment.runner import run
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.client_store import ClientTable
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.utils.pytree import index
@@ -77,7 +77,7 @@ def test_a_short_checksum_leaves_blanks_and_nothing_else(tmp_path):
 
 
 def _finished(folder, given, processes=1):
-    run(RunSettings.from_options(given), folder, resources=ResourceConfig(processes=processes))
+    run(ExperimentConfig.from_options(given), folder, resources=ResourceConfig(processes=processes))
     files = [*sorted((folder / "models").iterdir()), folder / "clients.csv"]
     summary = json.loads((folder / "summary.json").read_text())
     return {file.name: file.read_bytes() for file in files}, {
@@ -119,7 +119,7 @@ def test_no_more_than_a_part_is_ever_in_memory(processes, tmp_path, monkeypatch)
 
     monkeypatch.setattr(evaluation, "CLIENTS_PER_BATCH", 20)
     run(
-        RunSettings.from_options(LARGER),
+        ExperimentConfig.from_options(LARGER),
         tmp_path / "run",
         on_round_end=last_round,
         resources=ResourceConfig(processes=processes),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import equipoise
 from equipoise.cli import main
 from equipoise.experiment import export as exporting
-from equipoise.experiment.runner import Folder, build_task
+from equipoise.experiment.runner import RunFolder, build_task
 from equipoise.settings.loading import settings_in
 from equipoise.tasks.supervised import ExamplesTask
 
@@ -64,10 +64,10 @@ def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: P
     )
     for name, client in (("global.safetensors", None), ("global.onnx", None), ("personal.pt", 1)):
         assert run.export(tmp_path / name, client=client).is_file()
-    built = build_task(settings_in(Folder(out).read_config(), task=task.spec))
+    built = build_task(settings_in(RunFolder(out).read_config(), task=task.spec))
     assert isinstance(built, ExamplesTask)
     x = built.prepare(built.data.server("test")[0]).contiguous()
-    whole, personal = (exporting.read_model(Folder(out), client) for client in (None, 1))
+    whole, personal = (exporting.read_model(RunFolder(out), client) for client in (None, 1))
     session = onnxruntime.InferenceSession(tmp_path / "global.onnx")
     script = torch.jit.load(str(tmp_path / "personal.pt"))
     with torch.no_grad():

@@ -15,12 +15,12 @@ import torch
 from equipoise.cli import main
 from equipoise.experiment.runner import build_task
 from equipoise.records.rounds import MeanMinMax
-from equipoise.records.run_dir import Folder, RoundLog
+from equipoise.records.run_dir import RoundLog, RunFolder
 from equipoise.report import cost_figures, decision_figures, figures, html
 from equipoise.report.blocks import Table, TableCell, TableColumn
 from equipoise.report.run_data import RunData, RunGroup, find_run_folders, load_groups, load_run
 from equipoise.report.statistics import pareto_front
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 from helpers_records import NO_SUMMARY, line, record, scores, trust, write_run
@@ -73,7 +73,7 @@ def test_partition_and_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     assert main(["run", *options, "--rounds", "1", "--out", str(tmp_path / "r"), "--quiet"]) == 0
     page, plots = drawn(tmp_path / "r")
     by_title = dict(zip(titles(page), plots.values(), strict=True))
-    task = build_task(RunSettings.from_options(Folder(tmp_path / "r").read_config()))
+    task = build_task(ExperimentConfig.from_options(RunFolder(tmp_path / "r").read_config()))
     assert isinstance(task, ExamplesTask)
     counts = task.label_counts(torch.arange(5)).double()
     share = (counts / counts.sum(1, keepdim=True)).tolist()
@@ -160,8 +160,8 @@ def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
         record(1, clients=2, ids=[0, 3], logged={"p": [0.25, 0.75], "part": [0, 3]}),
         record(2, clients=2, ids=[1, 3], dropped=[1], logged={"p": [1.0]}),
     ]
-    RoundLog(Folder(tmp_path), logs)
-    run = RunData(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
+    RoundLog(RunFolder(tmp_path), logs)
+    run = RunData(RunFolder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
     found = decision_figures.decision_grids(run)
     expected = [
         [0.25, np.nan],
@@ -182,7 +182,7 @@ def test_partial_participation_logs_who_replied(tmp_path: Path) -> None:
         "--clients 6 --epochs 1 --rounds 2 --participation 0.5 --executor stacked --quiet".split()
     )
     assert main(["run", *options, "--out", str(out)]) == 0
-    assert all(len(log.ids or []) == 3 == log.clients for log in Folder(out).stream())
+    assert all(len(log.ids or []) == 3 == log.clients for log in RunFolder(out).stream())
 
 
 def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
@@ -225,10 +225,10 @@ def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
         record(1, clients=4, logged={"part": [0, 0, 1, 3]}),
         record(2, clients=2, ids=[0, 3], logged={"part": [2, 3]}),
     ]
-    RoundLog(Folder(tmp_path), logs)
+    RoundLog(RunFolder(tmp_path), logs)
     # Client 0 has one class, clients 1 and 2 two alike, client 3 one in four of the other.
     labels = {"client": [0.0, 1.0, 2.0, 3.0], "0": [8.0, 4.0, 2.0, 3.0], "1": [0.0, 4.0, 2.0, 1.0]}
-    run = RunData(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, labels)
+    run = RunData(RunFolder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, labels)
     found = decision_figures.part_counts(run)
     assert found
     assert found[0].tolist() == [[2, 1, 0, 1], [0, 0, 1, 1]]
@@ -323,7 +323,7 @@ def test_bands_stay_within_the_range_of_the_metric(
     for seed in seeds:
         test = scores(global_={metric: seed}, trained={metric: seed}, personal={metric: seed})
         records = [record(1, test=test), record(2, test=test)]
-        runs.append(RunData(Folder(Path()), {"method": "m"}, records, None, {}, {}))
+        runs.append(RunData(RunFolder(Path()), {"method": "m"}, records, None, {}, {}))
     groups = [RunGroup("m", runs), RunGroup("n", runs)]
     found = figures.score_of_methods(groups, figures.MetricDisplay(metric), "global")
     assert found
@@ -339,7 +339,7 @@ def test_error_bars_stay_within_the_range_of_the_metric() -> None:
     runs = []
     for seed in (0.8, 1.0, 1.0):
         test = scores(global_={"acc": seed}, trained={"acc": seed}, personal={"acc": seed})
-        runs.append(RunData(Folder(Path()), {"method": "m"}, [record(test=test)], None, {}, {}))
+        runs.append(RunData(RunFolder(Path()), {"method": "m"}, [record(test=test)], None, {}, {}))
     groups = [RunGroup("m", runs), RunGroup("n", runs)]
     found = figures.global_against_personal(groups, figures.MetricDisplay("acc"))
     assert found
@@ -386,7 +386,7 @@ def test_lower_errors_are_the_front() -> None:
         test = scores(
             global_={"error": ours}, personal={"error": theirs}, trained={"error": theirs}
         )
-        return RunGroup(label, [RunData(Folder(Path()), {}, [record(test=test)], None, {}, {})])
+        return RunGroup(label, [RunData(RunFolder(Path()), {}, [record(test=test)], None, {}, {})])
 
     found = figures.global_against_personal(
         [group("a", 0.1, 0.2), group("b", 0.3, 0.4)], figures.MetricDisplay("error")

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from equipoise.cli import main
 from equipoise.records.rounds import Bytes, MeanMinMax
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.report import terminal_live
 from equipoise.report.terminal import SPARKLINE_BLOCKS, format_duration, sparkline
 from equipoise.report.terminal_live import RunFollower
@@ -58,9 +58,9 @@ def test_a_run_that_grows(growing: Path) -> None:
         assert "75.00 %" in text
         assert "2.00 MB up, 4.00 MB down" in text
         file.seek(0, 2)
-    Folder(growing).rounds.write(log(1, 0.5))  # a resume goes back to its checkpoint
+    RunFolder(growing).rounds.write(log(1, 0.5))  # a resume goes back to its checkpoint
     assert "round 1/40" in shown([tail])
-    Folder(growing).summary.write("{}")
+    RunFolder(growing).summary.write("{}")
     assert "round 1/40, finished" in shown([tail])
 
 

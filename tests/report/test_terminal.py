@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.report import tables
 from equipoise.report.terminal import ProgressDisplay, print_results
 from equipoise.report.terminal_live import RunFollower, render_runs
@@ -24,7 +24,7 @@ def on_screen(width: int) -> tuple[Console, io.StringIO]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_result_shows_every_figure(comparison: Path, width: int) -> None:
     found = {
-        method: [Folder(comparison / method / f"seed-{seed}").read_summary() for seed in (0, 1)]
+        method: [RunFolder(comparison / method / f"seed-{seed}").read_summary() for seed in (0, 1)]
         for method in ("local", "fedavg")
     }
     shown = tables.summary_columns(found["fedavg"][0])

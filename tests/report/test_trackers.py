@@ -12,7 +12,7 @@ import pytest
 import equipoise
 from equipoise.cli import main
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.report import trackers
 from equipoise.report.trackers import Metrics, round_metrics
 from helpers_records import record as a_round
@@ -25,7 +25,7 @@ Series = dict[str, dict[int, float]]
 def logged(out: Path) -> Series:
     """What a tracker must hold, from the run's own files."""
     found: Series = {}
-    for entry in Folder(out).stream():
+    for entry in RunFolder(out).stream():
         for name, value in round_metrics(entry).items():
             found.setdefault(name, {})[entry.round] = value
     return found
@@ -141,7 +141,7 @@ def test_mlflow_has_params_and_metrics_of_a_comparison(tmp_path: Path) -> None:
     runs = mlflow_runs(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert len(runs) == 4
     for folder, params, status, found in runs:
-        config = Folder(Path(folder)).read_config()
+        config = RunFolder(Path(folder)).read_config()
         assert params == {name: str(value) for name, value in config.items() if value != ""} | {
             name: params[name] for name, value in config.items() if value == ""
         }
@@ -202,10 +202,10 @@ def stopped_run(out: Path, log: str) -> None:
         "executor": "stacked",
     }
     from equipoise.experiment.runner import run
-    from equipoise.settings.run_settings import RunSettings
+    from equipoise.settings.experiment_config import ExperimentConfig
 
     with pytest.raises(Stop), Stopping(log, out) as tracking:
-        run(RunSettings.from_options(options), out, on_round_end=tracking)
+        run(ExperimentConfig.from_options(options), out, on_round_end=tracking)
 
 
 @pytest.mark.parametrize("first", ["tensorboard", ""])

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.report.client_gains import gains_sentence, gains_table
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.html import data_name
@@ -23,7 +23,7 @@ def run(
         f"personal_{head}": personal,
     }
     found = RunData(
-        Folder(Path("x")),
+        RunFolder(Path("x")),
         {"method": method, "task": "tables", "seed": 0, **config},
         [],
         None,
@@ -31,7 +31,7 @@ def run(
         {},
         NAMES,
     )
-    vars(found)["headline"] = head
+    vars(found)["metric"] = head
     return found
 
 

@@ -13,7 +13,7 @@ from equipoise.methods.dapfl import DapFL
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.joint import Joint
 from equipoise.methods.page.page import Page
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import serialization as checkpoint
 from helpers import largest_difference, simulate, small_task, timeless
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_a_method_that_kept_less_is_refused_in_one_line(
     small = "--clients 4 --samples 40 --epochs 1 --checkpoint-every 1 --quiet".split()
     assert main(["run", "--method", "autopilot", *small, "--rounds", "2", "--out", str(out)]) == 0
     unfinish(out)
-    file = Folder(out).checkpoint
+    file = RunFolder(out).checkpoint
     state, about = file.read_state()
     del state["simulation"]["server"]["loss_scale"]
     file.write(lambda path: checkpoint.fill(path, state, about))

@@ -15,8 +15,8 @@ from equipoise.experiment import checkpoint
 from equipoise.experiment.checkpoint import ShardedRows
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation import client_store as rows_of
 from equipoise.simulation.client_store import ClientTable, MemoryBudget
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -166,7 +166,7 @@ def in_parts(monkeypatch):
 def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(
     processes, in_parts, tmp_path, monkeypatch
 ):
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {
             "method": "scaffold",
             "clients": 300,

@@ -18,8 +18,8 @@ from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
 from equipoise.experiment.model_card import read_card
 from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 HEADER = ["age", "colour", "flag", "label"]
@@ -39,8 +39,10 @@ def write(path: Path, header: list[str], rows: list[list[object]], separator: st
         csv.writer(file, delimiter=separator).writerows([header, *rows])
 
 
-def settings(data: Path, **options: object) -> RunSettings:
-    return RunSettings.from_options({"task": "tables", "data": str(data), "rounds": 2, **options})
+def settings(data: Path, **options: object) -> ExperimentConfig:
+    return ExperimentConfig.from_options(
+        {"task": "tables", "data": str(data), "rounds": 2, **options}
+    )
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def test_bad_places_are_one_sentence(tmp_path: Path) -> None:
         (tmp_path, "holds no CSV"),
     ):
         with pytest.raises(UsageError, match=words):
-            build_task(RunSettings.from_options({"task": "tables", "data": str(data)}))
+            build_task(ExperimentConfig.from_options({"task": "tables", "data": str(data)}))
     write(
         tmp_path / "all.csv",
         ["who", "f", "label"],
@@ -244,7 +246,7 @@ def test_a_client_is_found_by_its_name_before_its_number(
     (clinics / "c.csv").rename(clinics / "0.csv")
     out = tmp_path / "run"
     equipoise.run(out, task="tables", data=str(clinics), rounds=1, method="finetune")
-    folder = Folder(out)
+    folder = RunFolder(out)
     assert [folder.find_client(name) for name in ("0", "a", "b", "2")] == [0, 1, 2, 2]
     (clinics / "0.csv").rename(clinics / "z0.csv")
     equipoise.run(

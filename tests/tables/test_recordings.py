@@ -12,8 +12,8 @@ from equipoise.cli import main
 from equipoise.data.tabular import TableConfig
 from equipoise.data.time_series import Recordings, federate_recordings, read_recordings
 from equipoise.experiment.runner import build_task
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 WATCH = Path(__file__).parents[3] / "shared" / "data" / "tables" / "watch.npz"
@@ -91,7 +91,7 @@ def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
         "cnn1d",
     ]
     assert main(["run", "--task", "tables", *given, "--rounds", "1", "--out", str(run)]) == 0
-    assert Folder(run).read_summary().bytes_before.up > 0
+    assert RunFolder(run).read_summary().bytes_before.up > 0
     archive(new, x=np.ones((40 + 34, 2)), length=np.array([40, 34]))
     data.unlink()
     out = tmp_path / "out.csv"
@@ -129,19 +129,19 @@ def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path)
         "client_column": "who",
         "target": "move",
     }
-    task = build_task(RunSettings.from_options({**given, "window": 10, "standardise": "none"}))
+    task = build_task(ExperimentConfig.from_options({**given, "window": 10, "standardise": "none"}))
     assert task.preparation.upload_bytes == 0
     assert task.data.server("public")[0].max() > 2  # as they were recorded
     with pytest.raises(UsageError, match="standardised by the federation, or not at all"):
-        build_task(RunSettings.from_options({**given, "window": 10, "standardise": "client"}))
+        build_task(ExperimentConfig.from_options({**given, "window": 10, "standardise": "client"}))
 
 
 @pytest.mark.skipif(not WATCH.is_file(), reason="the recordings are not in ../shared/data/tables")
 def test_exercises_of_a_watch() -> None:
     given = {"task": "tables", "data": str(WATCH), "client_column": "subject", "target": "exercise"}
-    task = build_task(RunSettings.from_options(given))
+    task = build_task(ExperimentConfig.from_options(given))
     assert task.info.client_names == tuple(map(str, range(1, 11)))
     assert task.data.shape == (6, 100)
     assert task.info.class_names[:2] == ("PEN", "ABD")
     with pytest.raises(UsageError, match="no array 'exercize'"):
-        build_task(RunSettings.from_options({**given, "target": "exercize"}))
+        build_task(ExperimentConfig.from_options({**given, "target": "exercize"}))

@@ -15,7 +15,7 @@ from equipoise.data.tabular import Preprocessor, TableConfig, table_from_values
 from equipoise.data.tabular.exchange import compute_statistics, fit_columns
 from equipoise.data.tabular.target_spec import Condition, TargetSpec
 from equipoise.experiment.runner import build_task
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 
 SITES = ("north", "south")
@@ -88,7 +88,7 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
         shutil.copy(sites / "preparation.json", sites / name)
     given = {"task": "remote-tables", "clients": 2}
     node, server = (
-        build_task(RunSettings.from_options({**given, "data": str(sites / name)}))
+        build_task(ExperimentConfig.from_options({**given, "data": str(sites / name)}))
         for name in ("south", "server")
     )
     assert node.data.shape == server.data.shape == (len(made.features),)
@@ -96,14 +96,16 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     assert node.info.class_names == ("no", "yes")
     assert node.preparation.to_json() == server.preparation.to_json() == made.to_json()
     with pytest.raises(UsageError, match="is of 2 sites, but clients is 3"):
-        build_task(RunSettings.from_options({**given, "clients": 3, "data": str(sites / "south")}))
+        build_task(
+            ExperimentConfig.from_options({**given, "clients": 3, "data": str(sites / "south")})
+        )
     write(
         sites / "south" / "test.csv", {**columns(1, 5), "ill": ["yes", "no", "perhaps", "no", "no"]}
     )
     with pytest.raises(
         UsageError, match=r"row 4 of the test rows in .* has a class that no client had"
     ):
-        build_task(RunSettings.from_options({**given, "data": str(sites / "south")}))
+        build_task(ExperimentConfig.from_options({**given, "data": str(sites / "south")}))
 
 
 def test_classes_of_test_rows_are_told_too(sites: Path) -> None:

@@ -54,7 +54,7 @@ def test_loop_is_stacked(kind: str, method: Method) -> None:
     loop, stacked = (simulate(method, task(kind), executor=name) for name in ("loop", "stacked"))
     assert largest_difference(loop.params, stacked.params) < 1e-12
     assert largest_difference(loop.store.scores, stacked.store.scores) < 1e-12
-    assert stacked.logs[-1].trained.headline == ("rmse" if kind == "regression" else "concordance")
+    assert stacked.logs[-1].trained.metric == ("rmse" if kind == "regression" else "concordance")
 
 
 def test_a_short_batch_is_the_likelihood_of_its_own_rows() -> None:
@@ -91,5 +91,5 @@ def test_a_linear_regression_finds_its_coefficients() -> None:
 def test_a_headline_stands_first_and_is_read(kind: str, name: str) -> None:
     headed = task(kind).with_primary_metric(name)
     found = simulate(FedAvg(), headed, rounds=1)
-    assert found.logs[0].trained.headline == headed.info.metric == name
+    assert found.logs[0].trained.metric == headed.info.metric == name
     assert headed.info.higher_is_better == (name == "r2")

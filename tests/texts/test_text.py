@@ -22,8 +22,8 @@ from equipoise.data.text import texts_from_python
 from equipoise.experiment.runner import run
 from equipoise.models.huggingface import NextTokenModel, TextClassifier, causal_lm, text_classifier
 from equipoise.models.lora import LoraConfig, LoraConv1D, add_adapters
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
@@ -210,7 +210,7 @@ def test_a_cut_run_goes_on_and_processes_agree(
         "rounds": 2,
     }
     given |= {"adapter": "rank=2", "save_personal": False, "threads": 1}
-    loop = RunSettings.from_options({**given, "executor": "loop"})
+    loop = ExperimentConfig.from_options({**given, "executor": "loop"})
     whole = timeless(run(loop, tmp_path / "whole"))
     assert timeless(cut_and_resumed(loop, tmp_path / "cut", at=1)) == whole
     spread = timeless(run(loop, tmp_path / "spread", resources=ResourceConfig(processes=2)))

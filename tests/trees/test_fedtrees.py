@@ -20,7 +20,7 @@ from equipoise.experiment.model_files import read_model
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods.fedtrees import FedTrees
 from equipoise.methods.local import Local
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.simulation.attacks import with_attack
 from equipoise.simulation.executors import Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -389,7 +389,7 @@ def test_the_module_and_its_onnx_file_predict_as_the_kernels_do(tmp_path, kind):
         task = make_task(kind)
         x, _ = task.data.server("test")
         x = torch.cat([x, torch.tensor([[MISSING_INPUT, 3.0, 0.0], [0.0, 77.0, MISSING_INPUT]])])
-        params = read_model(Folder(out), 1 if more else None)
+        params = read_model(RunFolder(out), 1 if more else None)
         expected = task.forward(params, x)
         assert bool((params["categories"] > 0).any())
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])

@@ -10,14 +10,14 @@ pytest.importorskip("pyarrow")
 
 from equipoise.cli import main
 from equipoise.experiment.model_choice import choose_model, with_model
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from trees.test_fedtrees import KINDS, SMALL, write_sites
 
 
 def settings(**more):
     given = {"task": "tables", "model": "auto", "data": "x", "rounds": 3, **SMALL, **more}
-    return RunSettings.from_options(given)
+    return ExperimentConfig.from_options(given)
 
 
 def test_every_candidate_has_its_method_and_rounds():

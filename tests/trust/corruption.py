@@ -31,7 +31,7 @@ import equipoise
 from equipoise.cli import main
 from equipoise.experiment.runner import Interrupted, run
 from equipoise.records.manifest import MANIFEST_FILE
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from trust.sittings import Found, sit
 from trust.test_faults import SMALL, result
@@ -90,7 +90,7 @@ def build(root: Path) -> dict[str, Path]:
     table = {"task": "tables", "data": str(data), "epochs": 1, "batch_size": 10}
     settings = {**table, "method": "finetune", "rounds": 3, "checkpoint_every": 2}
     folders = {name: root / name for name in ("finished", "interrupted", "comparison")}
-    run(RunSettings.from_options(settings), folders["finished"])
+    run(ExperimentConfig.from_options(settings), folders["finished"])
 
     def stop(record: object) -> None:
         if record.round == 3:  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def build(root: Path) -> dict[str, Path]:
 
     with contextlib.suppress(Interrupted):
         run(
-            RunSettings.from_options({**settings, "rounds": 4}),
+            ExperimentConfig.from_options({**settings, "rounds": 4}),
             folders["interrupted"],
             on_round_end=stop,
         )

@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.experiment import memory
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import small_task
 
@@ -67,7 +67,7 @@ def test_the_estimate_of_batch_plans_is_that_of_their_arrays(monkeypatch):
     task = small_task()
     sizes = task.data.sizes(np.arange(6), "train")
     needed = 3 * 8 * 6 * 2 * 8 * math.ceil(sizes.max() / 8)
-    settings = RunSettings.from_options({"epochs": 2, "clients": 6, "batch_size": 8})
+    settings = ExperimentConfig.from_options({"epochs": 2, "clients": 6, "batch_size": 8})
     monkeypatch.setattr(memory, "available_memory", lambda: needed)
     memory.check_training(settings, task)
     monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)

@@ -11,7 +11,7 @@ from equipoise.cli import main
 from equipoise.core import ClientUpdate, Server
 from equipoise.experiment.runner import build_task
 from equipoise.methods import all_methods
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.aggregation_guard import norm_outliers, update_norms
 from equipoise.simulation.attacks import ATTACKS, hostile_clients, parse_attack, with_attack
 from equipoise.simulation.executors import Loop, Stacked
@@ -225,7 +225,7 @@ def test_a_client_weighs_at_most_twice_the_median_times_its_belief():
 @pytest.mark.parametrize("attack", ["labels:0.3", "flip:0.3"])
 def test_trust_finds_liars_among_clients_that_differ(attack):
     """After some rounds most of the honest are believed and hardly a liar is."""
-    settings = RunSettings.from_options(
+    settings = ExperimentConfig.from_options(
         {"clients": 30, "samples": 200, "epochs": 1, "seed": 2, "attack": attack}
     )
     method, schedule = (
@@ -490,7 +490,7 @@ def test_from_python_a_rule_is_put_around_a_method(tmp_path):
 
 def test_patience_does_not_go_with_noise():
     with pytest.raises(UsageError, match="patience is not offered with dp_noise"):
-        RunSettings.from_options({"patience": 3, "dp_clip": 1.0, "dp_noise": 1.0})
+        ExperimentConfig.from_options({"patience": 3, "dp_clip": 1.0, "dp_noise": 1.0})
 
 
 def test_a_client_that_trains_longer_or_more_gently_is_no_liar():

@@ -49,16 +49,16 @@ from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import NAMED
 from equipoise.records.summary import Certificate, Summary
 from equipoise.report import html, tables
 from equipoise.report.statistics import PairedDifference, paired_difference
 from equipoise.report.trackers import RunTrackers
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
-from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
-from equipoise.utils.errors import UsageError, install_hint, nearest
+from equipoise.utils.errors import UsageError, did_you_mean, install_hint
 
 if TYPE_CHECKING:
     import pandas
@@ -284,10 +284,10 @@ class Run:
         )[0]
 
     @property
-    def _folder(self) -> Folder:
-        return Folder(self.folder)
+    def _folder(self) -> RunFolder:
+        return RunFolder(self.folder)
 
-    def _settings(self) -> RunSettings:
+    def _settings(self) -> ExperimentConfig:
         return settings_in(
             self._folder.read_config(), self.method, self.task.spec if self.task else None
         )
@@ -319,7 +319,7 @@ def _frame(rows: Sequence[Mapping[str, object]]) -> pandas.DataFrame:
 
 
 def run_with_trackers(
-    folder: Folder, log: str, on_round: OnRound | None, go: Callable[[OnRound], object]
+    folder: RunFolder, log: str, on_round: OnRound | None, go: Callable[[OnRound], object]
 ) -> None:
     """Run to the end with trackers and a callback, then write the report.
 
@@ -395,7 +395,7 @@ class Chosen:
     def _models(self) -> SiteModels:
         settings = None
         if self.task is not None:
-            options = Folder(self.folder / self.choice.members[0]).read_config()
+            options = RunFolder(self.folder / self.choice.members[0]).read_config()
             settings = settings_in(options, None, self.task.spec)
         return load_models(self.folder, settings)
 
@@ -488,7 +488,7 @@ class Comparison:
         """
         if score not in NAMED:
             raise UsageError(
-                f"score is '{score}': must be one of {', '.join(NAMED)}{nearest(score, NAMED)}"
+                f"score is '{score}': must be one of {', '.join(NAMED)}{did_you_mean(score, NAMED)}"
             )
         column = next(column for column in self._columns() if column.score == score)
         summaries = self._summaries()
@@ -497,7 +497,7 @@ class Comparison:
             raise UsageError(f"{column.title} is undefined for all methods: {reason}")
         if against not in values:
             raise UsageError(
-                f"no method '{against}' with a {score} score is here{nearest(against, values)}"
+                f"no method '{against}' with a {score} score is here{did_you_mean(against, values)}"
             )
         return {
             label: paired_difference(found, values[against], column.higher_is_better)

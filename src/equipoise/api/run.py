@@ -22,7 +22,7 @@ from equipoise.experiment.model_choice import choose_model
 from equipoise.experiment.new_rows import find_models, read_choice
 from equipoise.experiment.runner import run as run_settings
 from equipoise.methods import all_methods
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.settings.loading import settings_of
 from equipoise.tasks import AUTO_MODEL
 from equipoise.utils.errors import UsageError
@@ -107,7 +107,7 @@ def run(
     for callback in callbacks:
         callback.on_start(result, run_config.rounds)
     try:
-        run_with_trackers(Folder(folder), log, combine(callbacks, on_round), train)
+        run_with_trackers(RunFolder(folder), log, combine(callbacks, on_round), train)
     finally:
         for callback in callbacks:
             callback.on_end(result)
@@ -133,7 +133,7 @@ def open(
     Raises:
         UsageError: If the folder holds no run.
     """
-    Folder(Path(folder)).demand()
+    RunFolder(Path(folder)).demand()
     return Run(Path(folder), method, task)
 
 

@@ -15,7 +15,7 @@ from equipoise.data.tabular.config import format_names
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import DatasetRows, Model
 from equipoise.tasks.tables import TableLearningConfig
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Task:
         for name in self.options:
             if name not in known:
                 raise UsageError(
-                    f"task '{self.spec.name}' has no option '{name}'{nearest(name, known)}"
+                    f"task '{self.spec.name}' has no option '{name}'{did_you_mean(name, known)}"
                 )
 
     @property

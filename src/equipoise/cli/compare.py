@@ -14,14 +14,14 @@ from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.runner import Interrupted, OnRoundEnd
 from equipoise.experiment.tune import read_best
 from equipoise.methods import find_method
-from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.records.summary import Summary
 from equipoise.report import tables
 from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers, parse_tracker_names
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.option_registry import options, resolve_names
-from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
 from equipoise.utils.errors import UsageError
 
@@ -65,9 +65,9 @@ def compare(arguments: list[str]) -> int:
     out = Path(values["out"])
     current_run = contextlib.ExitStack()  # display and trackers of the run under way
 
-    def announce(settings: RunSettings, folder: Path) -> OnRoundEnd:
+    def announce(settings: ExperimentConfig, folder: Path) -> OnRoundEnd:
         current_run.close()
-        rounds_done = Folder(folder).count_rounds() if values["resume"] else 0
+        rounds_done = RunFolder(folder).count_rounds() if values["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
         display = current_run.enter_context(
             ProgressDisplay(title, settings.run.rounds, values["quiet"], rounds_done)

@@ -30,10 +30,10 @@ def _show(arguments: list[str]) -> int:
     values = parser.parse(arguments)
     import yaml
 
-    from equipoise.records.run_dir import Folder
+    from equipoise.records.run_dir import RunFolder
     from equipoise.settings.nested import nested_options
 
-    folder = Folder(Path(values.folder))
+    folder = RunFolder(Path(values.folder))
     folder.demand()
     nested = nested_options(folder.read_config(), with_defaults=values.all)
     if values.json:

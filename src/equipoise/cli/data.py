@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.cli.options import asks_for_help, parse_run_options
 from equipoise.cli.parser import Parser, Values, add_config, output_file, run_subcommand
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.tables import TablesConfig
 from equipoise.utils import io
 
@@ -46,7 +46,7 @@ def _describe(arguments: list[str]) -> int:
     if asks_for_help(arguments) and not any(text.startswith("--task") for text in arguments):
         arguments = ["--task", "tables", *arguments]
     values, given = parse_run_options(parser, arguments)
-    settings = RunSettings.from_options(given)
+    settings = ExperimentConfig.from_options(given)
     if (
         isinstance(settings.task_config, TablesConfig)
         and settings.task_config.path.suffix != ".npz"
@@ -60,7 +60,7 @@ def _describe(arguments: list[str]) -> int:
     return 0
 
 
-def _describe_tables(settings: RunSettings, given: Values, as_json: bool) -> int:
+def _describe_tables(settings: ExperimentConfig, given: Values, as_json: bool) -> int:
     """Print a description of raw tables; return 2 if their problems would stop a run."""
     from equipoise.data.tabular.description import describe_tables
     from equipoise.data.tabular.io import scan_tables
@@ -145,6 +145,6 @@ def _parse_table_options(parser: Parser, arguments: list[str]) -> tuple[Values, 
     add_config(parser)
     early = {"method": "fedavg", "task": "tables"}
     values, given = parse_run_options(parser, arguments, early)
-    config = RunSettings.from_options(given).task_config
+    config = ExperimentConfig.from_options(given).task_config
     assert isinstance(config, TablesConfig)
     return values, config

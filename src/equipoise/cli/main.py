@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from equipoise import __version__
 from equipoise.cli.parser import expand_assignments
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.interrupt import command_process
 from equipoise.utils.plugins import own_code_place
 
@@ -119,7 +119,9 @@ def _run_command(name: str, arguments: list[str]) -> int:
     """Import the module of a command and call its function."""
     if name not in COMMANDS:
         noun = "argument" if name.startswith("-") else "command"
-        raise UsageError(f"unknown {noun} '{name}'{nearest(name, COMMANDS)}; see equipoise --help")
+        raise UsageError(
+            f"unknown {noun} '{name}'{did_you_mean(name, COMMANDS)}; see equipoise --help"
+        )
     command = COMMANDS[name]
     arguments = expand_assignments(arguments)
     module = importlib.import_module(f"equipoise.cli.{command.module}")

@@ -47,11 +47,11 @@ def choose(arguments: list[str]) -> int:
     from equipoise.experiment.runner import OnRoundEnd
     from equipoise.report.decision_text import print_decision
     from equipoise.report.terminal import ProgressDisplay, make_console
-    from equipoise.settings.run_settings import RunSettings
+    from equipoise.settings.experiment_config import ExperimentConfig
 
     current_run = contextlib.ExitStack()  # display of the run under way
 
-    def announce(settings: RunSettings, rounds: int) -> OnRoundEnd:
+    def announce(settings: ExperimentConfig, rounds: int) -> OnRoundEnd:
         current_run.close()
         title = f"{settings.run.method} on all rows, seed {settings.run.seed}"
         display = ProgressDisplay(title, rounds, values.quiet)

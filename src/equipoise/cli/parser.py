@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 from equipoise.config.schema import constraint_of, describe_default, option_types
 from equipoise.settings.resources import ResourceConfig
 from equipoise.utils.config_file import parse_assignment
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 Values: TypeAlias = dict[str, Any]
 """Values by name; each has the type of its option."""
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         result, rest = self.parse_known_args(arguments)
         if rest:
             known = [text for action in self._actions for text in action.option_strings]
-            close = nearest(rest[0].partition("=")[0], known)
+            close = did_you_mean(rest[0].partition("=")[0], known)
             raise UsageError(f"unknown argument '{rest[0]}'{close}; see --help")
         return result
 
@@ -81,7 +81,7 @@ def run_subcommand(
         "command", choices=list(subcommands), help="what to do; each has its own --help"
     )
     if arguments and not arguments[0].startswith("-") and arguments[0] not in subcommands:
-        close = nearest(arguments[0], subcommands)
+        close = did_you_mean(arguments[0], subcommands)
         raise UsageError(f"unknown command '{command} {arguments[0]}'{close}")
     return subcommands[parser.parse(arguments[:1]).command](arguments[1:])
 

@@ -24,14 +24,14 @@ from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.records.summary import Summary
 from equipoise.report import tables
 from equipoise.report.decision_text import print_decision
 from equipoise.report.terminal import ProgressDisplay, make_console, print_results
 from equipoise.report.trackers import RunTrackers
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.ipc import WorkerLost
 from equipoise.tasks import AUTO_MODEL
 
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     add_output(parser, "runs/last")
     add_resources(parser)
     values, given = parse_run_options(parser, arguments)
-    settings = RunSettings.from_options(with_table_defaults(given))
+    settings = ExperimentConfig.from_options(with_table_defaults(given))
     resources = resources_from(values)
     out = Path(values["out"])
     if is_worker_rank():
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
         return 0
 
     if settings.run.model == AUTO_MODEL:
-        Folder(out).refuse(values["overwrite"])
+        RunFolder(out).refuse(values["overwrite"])
         settings = choose_model(settings, _print_notes(values["quiet"]), resources)
 
     def train(on_round_end: OnRoundEnd) -> Summary:
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
             resources=resources,
         )
 
-    rounds_done = Folder(out).count_rounds() if values["resume"] else 0
+    rounds_done = RunFolder(out).count_rounds() if values["resume"] else 0
     trackers = RunTrackers(values["log"], out, rounds_done)
     return _train_with_progress(out, settings, values["quiet"], trackers, rounds_done, train)
 
@@ -100,10 +100,10 @@ def resume(arguments: list[str]) -> int:
     values = parser.parse(arguments)
     resources = resources_from(vars(values))
     out = Path(values.folder)
-    folder = Folder(out)
+    folder = RunFolder(out)
     if ComparisonFolder(out).begun() and not folder.has_config():
         return _resume_comparison(values.folder, values.log, values.quiet, resources)
-    settings = RunSettings.from_options(folder.read_config())
+    settings = ExperimentConfig.from_options(folder.read_config())
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.resume_run(
@@ -132,7 +132,7 @@ def _resume_comparison(folder: str, log: str, quiet: bool, resources: ResourceCo
 
 def _train_with_progress(
     out: Path,
-    settings: RunSettings,
+    settings: ExperimentConfig,
     quiet: bool,
     trackers: RunTrackers,
     rounds_done: int,

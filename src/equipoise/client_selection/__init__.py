@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 
 from equipoise.core import SelectionPolicy
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.plugins import class_path, load_class
 
 
@@ -64,7 +64,7 @@ def _builtin_policy(name: str) -> type[SelectionPolicy]:
     if name not in known:
         raise UsageError(
             f"selection is '{name}': must be one of {', '.join(known)}, or your own as "
-            f"file.py:Class{nearest(name, known)}"
+            f"file.py:Class{did_you_mean(name, known)}"
         )
     return known[name]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.utils import rng
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.pytree import Ints
 from equipoise.utils.rng import DEVICES
 
@@ -103,7 +103,7 @@ def load_device_classes(source: str) -> DeviceClasses:
     if not source.endswith(".csv"):
         raise UsageError(
             f"devices is '{source}': must be {', '.join(DEVICE_POPULATIONS)} or a .csv file"
-            f"{nearest(source, DEVICE_POPULATIONS)}"
+            f"{did_you_mean(source, DEVICE_POPULATIONS)}"
         )
     try:
         text = Path(source).read_text(encoding="utf-8-sig").splitlines()
@@ -139,7 +139,9 @@ def load_device_classes(source: str) -> DeviceClasses:
 def _header_problems(header: list[str]) -> list[str]:
     """Return the problems of the first row of a CSV file."""
     problems = [
-        f"unknown column '{name}'{nearest(name, COLUMNS)}" for name in header if name not in COLUMNS
+        f"unknown column '{name}'{did_you_mean(name, COLUMNS)}"
+        for name in header
+        if name not in COLUMNS
     ]
     problems += [f"column '{name}' is missing" for name in REQUIRED_COLUMNS if name not in header]
     problems += [

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Generic, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 Number = TypeVar("Number", int, float)
 
@@ -358,7 +358,7 @@ def describe_expected(kind: OptionType, rule: Constraint) -> str:
 
 def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
     """Word the error of an invalid value: `lr is -1: must be a number above 0`."""
-    near = nearest(value, rule.choices) if rule.choices and isinstance(value, str) else ""
+    near = did_you_mean(value, rule.choices) if rule.choices and isinstance(value, str) else ""
     if isinstance(value, Schedule):
         return f"{name} is {value}: must be {describe_expected(kind, rule)} in every round"
     if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.config.schema import Options, Scheduled, option
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.pytree import (
     Params,
     State,
@@ -275,5 +275,5 @@ def require_blocks(blocks: Blocks, wanted: Iterable[str], who: str) -> None:
         if block not in blocks and block not in ROLES:
             raise UsageError(
                 f"{who} names block '{block}', and the model's blocks are "
-                f"{', '.join(blocks)}{nearest(block, blocks)}"
+                f"{', '.join(blocks)}{did_you_mean(block, blocks)}"
             )

@@ -253,7 +253,7 @@ class Method(Options):
         Returns:
             Client numbers in ascending order, drawn uniformly by the seed; and the server's state.
         """
-        ids = rng.cohort(
+        ids = rng.sample_cohort(
             server.seed, server.round, server.task.info.num_clients, server.participation
         )
         return torch.from_numpy(ids), server.state

@@ -24,7 +24,7 @@ from equipoise.data.tabular.io import (
     table_from_values,
 )
 from equipoise.data.tabular.table import ClientTables, Table, TableLike
-from equipoise.utils.errors import UsageError, nearest, require
+from equipoise.utils.errors import UsageError, did_you_mean, require
 from equipoise.utils.huggingface import import_library, load_pretrained
 
 PADDING = -1  # fills a row behind the end of its text
@@ -204,7 +204,7 @@ def texts_from_tables(tables: ClientTables, config: TextDataConfig) -> ClientTex
 def _cells(table: Table, column: str, option: str, where: str) -> list[str]:
     """Return the cells of a column as texts; missing ones are refused."""
     names = ", ".join(map(repr, table.columns))
-    suggestion = nearest(column, table.columns)
+    suggestion = did_you_mean(column, table.columns)
     message = f"{where} has no column '{column}'{suggestion}: see {option} (it has {names})"
     require(column in table.columns, message)
     codes, labels = table.columns[column].labels

@@ -21,7 +21,7 @@ from equipoise.data.splits import client_splits
 from equipoise.data.tabular.columns import format_number
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.statistics import moments
-from equipoise.utils.errors import UsageError, nearest, require
+from equipoise.utils.errors import UsageError, did_you_mean, require
 from equipoise.utils.record import Record, from_json, to_json
 
 Windows = NDArray[np.float32]
@@ -210,7 +210,7 @@ def _load_arrays(path: Path, *more: str) -> dict[str, AnyArray]:
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}") from error
     for name in ("x", "length", *more):
-        suggestion = nearest(name, arrays)
+        suggestion = did_you_mean(name, arrays)
         message = f"'{path}' has no array '{name}'{suggestion}: it has {', '.join(arrays)}"
         require(name in arrays, message)
     return arrays

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.utils import rng
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -56,7 +56,8 @@ def parse_traits(text: str, allowed: Sequence[str]) -> tuple[str, ...]:
         if name not in allowed:
             known = f"choose from {', '.join(allowed)}"
             raise UsageError(
-                f"differ is '{text}': there is no '{name}' here{nearest(name, allowed)}; {known}"
+                f"differ is '{text}': there is no '{name}' here{did_you_mean(name, allowed)}; "
+                f"{known}"
             )
     return names
 

@@ -37,10 +37,10 @@ from equipoise.methods.page.page import (
     absolute_lr,
     softmax_weights,
 )
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.summary import Certificate, ClientGains, ServerGains
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executors import Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import io as checkpoint
@@ -56,7 +56,7 @@ Progress = Callable[[int, int], None]
 def certify_run(
     path: Path,
     samples: int,
-    settings: RunSettings | None = None,
+    settings: ExperimentConfig | None = None,
     on_progress: Progress | None = None,
 ) -> Certificate:
     """Certify a finished run and add the certificate to its summary.
@@ -73,7 +73,7 @@ def certify_run(
     Raises:
         UsageError: If the folder has no finished run, or one without synchronous rounds.
     """
-    folder = Folder(path)
+    folder = RunFolder(path)
     folder.demand()
     if not (folder.summary.exists() and folder.checkpoint.exists()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")

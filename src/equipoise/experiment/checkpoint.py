@@ -17,8 +17,8 @@ import torch
 from equipoise.clock.devices import DEVICE_POPULATIONS, load_device_classes
 from equipoise.core import ExperimentTask
 from equipoise.records.manifest import FileState
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation
 from equipoise.utils import io, serialization
 from equipoise.utils.errors import UsageError
@@ -113,7 +113,7 @@ class ShardedRows:
 class Checkpoint:
     """Writer and reader of the checkpoints of one simulation; tracks what is already on disk."""
 
-    def __init__(self, folder: Folder, simulation: FederatedSimulation) -> None:
+    def __init__(self, folder: RunFolder, simulation: FederatedSimulation) -> None:
         """Prepare checkpoints of a simulation in the folder of its run."""
         self._folder = folder
         self._simulation = simulation
@@ -169,7 +169,9 @@ class Checkpoint:
         return best, about
 
 
-def input_texts(folder: Folder, settings: RunSettings, task: ExperimentTask) -> dict[str, str]:
+def input_texts(
+    folder: RunFolder, settings: ExperimentConfig, task: ExperimentTask
+) -> dict[str, str]:
     """Return what a resumed run is compared with: preprocessing, data fingerprint, device table.
 
     Args:
@@ -189,7 +191,7 @@ def input_texts(folder: Folder, settings: RunSettings, task: ExperimentTask) -> 
     }
 
 
-def check_unchanged(folder: Folder, settings: RunSettings, task: ExperimentTask) -> None:
+def check_unchanged(folder: RunFolder, settings: ExperimentConfig, task: ExperimentTask) -> None:
     """Check that data and devices are those that the run began with.
 
     Args:

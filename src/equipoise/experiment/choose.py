@@ -16,8 +16,8 @@ from equipoise.records import codec
 from equipoise.records.decision import Choice, Decision
 from equipoise.records.manifest import CheckedFolder
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks import TaskSpec
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
@@ -27,7 +27,7 @@ NOT_COPIED = ("checkpoint", "report.html", "decision.json", io.LOCK_FILE)
 """Entries of a run that its models do not need."""
 ROUNDS_WORDS = "as many rounds as the validation rows asked for"
 
-Announce = Callable[[RunSettings, int], OnRoundEnd]
+Announce = Callable[[ExperimentConfig, int], OnRoundEnd]
 """Called before each final run with its settings and rounds; returns its ``on_round_end``."""
 
 
@@ -86,7 +86,7 @@ def choose(
             given["method"] = method
         if task is not None:
             given["task"] = task
-        settings = RunSettings.from_options(given)
+        settings = ExperimentConfig.from_options(given)
         can_refit = isinstance(settings.task_config, UserRowShares)
         if refit == "none" or not can_refit:
             refit = "none"
@@ -117,7 +117,7 @@ def _refuse_used_folder(out: Path, overwrite: bool) -> None:
         raise UsageError(f"'{out}' holds a choice already: choose another --out, or --overwrite")
 
 
-def _runs_of_choice(path: Path, decision: Decision) -> list[Folder]:
+def _runs_of_choice(path: Path, decision: Decision) -> list[RunFolder]:
     """Return one run of the chosen method for each seed.
 
     Where each site's own model is chosen, it is the best federated method, which trains the own
@@ -129,7 +129,7 @@ def _runs_of_choice(path: Path, decision: Decision) -> list[Folder]:
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def _final_options(source: Folder) -> dict[str, object]:
+def _final_options(source: RunFolder) -> dict[str, object]:
     """Return the options of the final run: those of the run that it follows, on all rows."""
     given = dict(source.read_config())
     whole = {

@@ -12,13 +12,13 @@ from equipoise.data.splits import UserRowShares
 from equipoise.experiment.row_outputs import LOCAL
 from equipoise.experiment.runner import OnRoundEnd, build_task, needs_server_rows, run
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.records.summary import Compared, Summary
 from equipoise.report import figures, tables
 from equipoise.report.run_data import method_folder_name
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_of
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import select_executor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import io
@@ -50,7 +50,7 @@ def with_equal_steps(cells: Cells) -> Cells:
     }
 
 
-def steps_of_a_round(settings: RunSettings) -> int:
+def steps_of_a_round(settings: ExperimentConfig) -> int:
     """Count the gradient steps of all clients in the first round.
 
     Args:
@@ -80,7 +80,7 @@ def steps_of_a_round(settings: RunSettings) -> int:
     return steps
 
 
-Announce = Callable[[RunSettings, Path], OnRoundEnd]
+Announce = Callable[[ExperimentConfig, Path], OnRoundEnd]
 """Called before each run with its settings and folder; returns its ``on_round_end``."""
 
 
@@ -118,7 +118,7 @@ def compare(
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: must be at least 1")
-    plan: list[tuple[str, RunSettings, Path]] = []
+    plan: list[tuple[str, ExperimentConfig, Path]] = []
     for method, given in with_common_rows(cells).items():
         for seed in range(seeds):
             first = {"method": method, **given, "seed": given.get("seed", 0) + seed}
@@ -133,7 +133,7 @@ def compare(
     by_method: dict[str, list[Summary]] = {method: [] for method in cells}
     _write(out, command, plan, by_method)
     for method, settings, folder in plan:
-        was_finished = resume and Folder(folder).summary.exists()
+        was_finished = resume and RunFolder(folder).summary.exists()
         on_round_end = announce(settings, folder) if announce else None
         by_method[method].append(
             run(
@@ -153,7 +153,7 @@ def compare(
 def _write(
     out: Path,
     command: list[str],
-    plan: Sequence[tuple[str, RunSettings, Path]],
+    plan: Sequence[tuple[str, ExperimentConfig, Path]],
     by_method: dict[str, list[Summary]],
 ) -> list[tables.Column]:
     """Write the tables of the finished runs and return their columns."""
@@ -176,7 +176,7 @@ def _write(
     if is_complete:
         records: dict[str, list[list[RoundRecord]]] = {method: [] for method in by_method}
         for method, _, folder in plan:
-            records[method].append(Folder(folder).records())
+            records[method].append(RunFolder(folder).records())
         text += tables.cost_to_target_markdown(records, with_clock=with_clock)
     io.write_text(out / "table.md", text)
     io.write_text(out / "table.csv", tables.results_csv(rows, columns))
@@ -185,7 +185,9 @@ def _write(
     return columns
 
 
-def _title(plan: Sequence[tuple[str, RunSettings, Path]], num_methods: int, num_done: int) -> str:
+def _title(
+    plan: Sequence[tuple[str, ExperimentConfig, Path]], num_methods: int, num_done: int
+) -> str:
     """Task, rounds and seeds; and how many runs are finished, unless all are."""
     run = plan[0][1].run
     seeds = len({settings.run.seed for _, settings, _ in plan})
@@ -275,7 +277,7 @@ def suitable(cells: Cells) -> tuple[Cells, dict[str, str]]:
     refused: dict[str, str] = {}
     for method, given in cells.items():
         try:
-            build_task(RunSettings.from_options({**given, "method": method}))
+            build_task(ExperimentConfig.from_options({**given, "method": method}))
             suited[method] = given
         except UsageError as error:
             refused[method] = str(error)
@@ -283,7 +285,7 @@ def suitable(cells: Cells) -> tuple[Cells, dict[str, str]]:
 
 
 def _check_plan(
-    plan: list[tuple[str, RunSettings, Path]], out: Path, resume: bool, overwrite: bool
+    plan: list[tuple[str, ExperimentConfig, Path]], out: Path, resume: bool, overwrite: bool
 ) -> None:
     """Check all runs before the first one starts."""
     if out.exists() and not out.is_dir():
@@ -297,11 +299,11 @@ def _check_plan(
         if method not in checked:
             build_task(settings)
             checked.add(method)
-        run_folder = Folder(folder)
+        run_folder = RunFolder(folder)
         if (
             resume
             and run_folder.has_config()
-            and RunSettings.from_options(run_folder.read_config()).to_dict != settings.to_dict
+            and ExperimentConfig.from_options(run_folder.read_config()).to_dict != settings.to_dict
         ):
             raise UsageError(
                 f"'{folder}' holds a run with other options: choose another --out, or --overwrite"

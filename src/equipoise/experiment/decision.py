@@ -34,7 +34,7 @@ from equipoise.experiment.row_outputs import (
 from equipoise.records import codec
 from equipoise.records.decision import Candidate, Decision, Estimate, SiteDecision
 from equipoise.records.manifest import CheckedFolder
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.summary import validation_score
 from equipoise.report import html
 from equipoise.report.run_data import find_run_folders
@@ -146,7 +146,7 @@ def read_decision(path: Path) -> Decision | None:
     return codec.loads(Decision, file.read_text(), file) if file.exists() else None
 
 
-def runs_by_method(path: Path) -> dict[str, list[Folder]]:
+def runs_by_method(path: Path) -> dict[str, list[RunFolder]]:
     """List the finished runs of a folder by the label of their method.
 
     Args:
@@ -155,11 +155,11 @@ def runs_by_method(path: Path) -> dict[str, list[Folder]]:
     Returns:
         The runs, ordered by seed and fold.
     """
-    folder = Folder(path)
+    folder = RunFolder(path)
     if folder.has_config():
         return {_method_of(folder): [folder]} if folder.summary.exists() else {}
-    found: dict[str, list[Folder]] = {}
-    for folder in map(Folder, find_run_folders(path)):
+    found: dict[str, list[RunFolder]] = {}
+    for folder in map(RunFolder, find_run_folders(path)):
         parts = folder.path.relative_to(path).parts
         if len(parts) == 2 and folder.summary.exists():
             found.setdefault(parts[0], []).append(folder)
@@ -206,7 +206,7 @@ def read_evidence(path: Path) -> Evidence | None:
     config = first.read_config()
     return Evidence(
         target=card.target,
-        metric=first.read_summary().trained.headline or "acc",
+        metric=first.read_summary().trained.metric or "acc",
         test=test,
         val=_joined(parts["val"]) or [],
         entries=[replace(entry, model=LOCAL) if entry.key == LOCAL else entry for entry in entries],
@@ -215,7 +215,7 @@ def read_evidence(path: Path) -> Evidence | None:
     )
 
 
-def _method_of(run: Folder) -> str:
+def _method_of(run: RunFolder) -> str:
     return str(run.read_config()["method"])
 
 
@@ -233,7 +233,7 @@ def _names_of_models(label: str, method: str, is_first: bool, has_own: bool) -> 
 
 
 def _outputs_by_seed(
-    runs: Sequence[Folder], split: str, names: Mapping[str, str]
+    runs: Sequence[RunFolder], split: str, names: Mapping[str, str]
 ) -> dict[int, RowOutputs]:
     """Read the outputs of a method's runs; the folds of a seed are joined."""
     by_seed: dict[int, list[RowOutputs]] = {}
@@ -261,7 +261,7 @@ def _joined(methods: Sequence[Mapping[int, RowOutputs]]) -> list[RowOutputs] | N
     return joined or None
 
 
-def _train_rows(run: Folder) -> dict[str, int]:
+def _train_rows(run: RunFolder) -> dict[str, int]:
     """Return the training rows of each site."""
     names = run.read_names()
     table = run.read_table(run.clients)
@@ -302,7 +302,7 @@ def final_rounds(path: Path, decision: Decision) -> int:
     return good[-1]
 
 
-def _validation_curve(run: Folder, metric: str) -> dict[int, float]:
+def _validation_curve(run: RunFolder, metric: str) -> dict[int, float]:
     """Return the validation score of a run by round; higher is better."""
     higher = higher_is_better(metric)
     scores = {record.round: validation_score(record, metric, higher) for record in run.stream()}

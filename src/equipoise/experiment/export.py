@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from equipoise.core import Params
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.predict import network_of
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils import io as files
 from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError, install_hint
@@ -35,7 +35,7 @@ def export(
     client: int | None,
     form: str,
     out: Path | None,
-    settings: RunSettings | None = None,
+    settings: ExperimentConfig | None = None,
     is_local: bool = False,
 ) -> tuple[Path, float]:
     """Write a model of a run and check that it predicts as the original.
@@ -56,7 +56,7 @@ def export(
     """
     if form not in FORMATS:
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
-    folder = Folder(path)
+    folder = RunFolder(path)
     folder.demand()
     params = read_model(folder, client, is_local)
     module, card = network_of(folder, settings)

@@ -10,7 +10,7 @@ import torch
 
 from equipoise.core import SupervisedTask, Task
 from equipoise.data.datasets.synthetic import MAX_IN_MEMORY, SyntheticConfig
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.executors import MAX_JOINED_CLIENTS, split_into_chunks
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
@@ -33,7 +33,7 @@ class Need(NamedTuple):
     """Options to lower."""
 
 
-def check_population(settings: RunSettings) -> None:
+def check_population(settings: ExperimentConfig) -> None:
     """Check that the clients and generated data fit into memory, before data are made.
 
     Args:
@@ -59,7 +59,7 @@ def check_population(settings: RunSettings) -> None:
     _refuse(needs)
 
 
-def check_training(settings: RunSettings, task: Task) -> None:
+def check_training(settings: ExperimentConfig, task: Task) -> None:
     """Check that the batch plans of local training fit into memory.
 
     Args:
@@ -85,11 +85,11 @@ def check_training(settings: RunSettings, task: Task) -> None:
     _refuse([Need(size, purpose, remedy)])
 
 
-def _largest_client(settings: RunSettings, task: Task) -> int:
+def _largest_client(settings: ExperimentConfig, task: Task) -> int:
     """Return the rows of the largest client of the first cohort."""
     run = settings.run
     first = run.at(1, run.rounds)
-    ids = rng.cohort(run.seed, 1, task.info.num_clients, first.participation)
+    ids = rng.sample_cohort(run.seed, 1, task.info.num_clients, first.participation)
     return int(task.num_examples(torch.from_numpy(ids[:MAX_COUNTED_CLIENTS])).max())
 
 

@@ -14,7 +14,7 @@ from equipoise.data.federated_dataset import InputTransform, Target
 from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.models import MODELS
 from equipoise.models.lora import LoraConfig, add_adapters
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.settings.run_config import RunConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.record import Record, from_json, to_json
@@ -125,7 +125,7 @@ class Card(Record, frozen=True):
         }
 
 
-def read_card(folder: Folder) -> Card | None:
+def read_card(folder: RunFolder) -> Card | None:
     """Read the card of a finished run; None for agents."""
     if not folder.card.exists():
         return None

@@ -17,8 +17,8 @@ from equipoise.methods import find_method
 from equipoise.models import TREES
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import validation_score
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
 
 CANDIDATES = ("linear", "mlp", TREES)
@@ -27,11 +27,11 @@ TREES_METHOD = "fedtrees"
 NETWORK_METHOD = "autopilot"
 """Method of networks if the run asks for one that grows trees."""
 
-RunTrial = Callable[[RunSettings], float]
+RunTrial = Callable[[ExperimentConfig], float]
 """From the settings of a candidate to its validation score, higher is better."""
 
 
-def with_model(settings: RunSettings, model: str) -> RunSettings:
+def with_model(settings: ExperimentConfig, model: str) -> ExperimentConfig:
     """Return the settings with one of the candidates.
 
     Args:
@@ -51,11 +51,11 @@ def with_model(settings: RunSettings, model: str) -> RunSettings:
 
 
 def choose_model(
-    settings: RunSettings,
+    settings: ExperimentConfig,
     on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
     run_trial: RunTrial | None = None,
-) -> RunSettings:
+) -> ExperimentConfig:
     """Run every candidate and return the settings of the best one.
 
     Args:
@@ -87,7 +87,7 @@ def choose_model(
     return candidates[best]
 
 
-def _validation_score(trial: RunSettings, resources: ResourceConfig | None) -> float:
+def _validation_score(trial: ExperimentConfig, resources: ResourceConfig | None) -> float:
     """Run a candidate and return its score at the end; minus infinity without one."""
     records: list[RoundRecord] = []
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from equipoise.core import Params
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils.errors import UsageError
 
 
-def read_model(folder: Folder, client: int | None, is_local: bool = False) -> Params:
+def read_model(folder: RunFolder, client: int | None, is_local: bool = False) -> Params:
     """Read one model of a finished run, without building its task.
 
     Args:

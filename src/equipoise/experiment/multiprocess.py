@@ -18,9 +18,9 @@ import torch
 from equipoise.core import Task
 from equipoise.experiment.signals import threads
 from equipoise.records import codec
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.attacks import ATTACKS, parse_attack
 from equipoise.simulation.client_store import MemoryBudget
 from equipoise.simulation.executor_selection import (
@@ -49,7 +49,7 @@ MESSAGE_SECONDS = 0.01  # cost of the messages between processes, per round
 MIN_STEP_SECONDS = 1e-6  # lower bound for one step of one client with dense layers
 
 
-def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorPlan:
+def plan_for_run(settings: ExperimentConfig, task: Task, folder: RunFolder) -> ExecutorPlan:
     """Choose the executor of a run.
 
     A measured choice is stored in the folder and holds for the whole run, also after a crash.
@@ -84,7 +84,7 @@ def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorP
     return choice
 
 
-def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tuple[int, str]:
+def num_processes(settings: ExperimentConfig, task: Task, choice: ExecutorPlan) -> tuple[int, str]:
     """Choose the number of processes, where the user did not.
 
     Args:
@@ -130,11 +130,11 @@ def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tu
     )
 
 
-def _first_cohort(settings: RunSettings, task: Task) -> Ints:
+def _first_cohort(settings: ExperimentConfig, task: Task) -> Ints:
     """Return the clients of the first round."""
     run = settings.run
     first = run.at(1, run.rounds)
-    return rng.cohort(run.seed, 1, task.info.num_clients, first.participation)
+    return rng.sample_cohort(run.seed, 1, task.info.num_clients, first.participation)
 
 
 def is_worker_rank() -> bool:
@@ -142,13 +142,13 @@ def is_worker_rank() -> bool:
     return ProcessGroup.launched()[0] > 0
 
 
-def check(settings: RunSettings, task: Task) -> None:
+def check(settings: ExperimentConfig, task: Task) -> None:
     """Raise ``UsageError`` if the run needs a single process."""
     if reason := single_process_reason(settings, task):
         raise UsageError(f"{reason}: leave processes at 0 or 1")
 
 
-def single_process_reason(settings: RunSettings, task: Task) -> str:
+def single_process_reason(settings: ExperimentConfig, task: Task) -> str:
     """Return why the run needs a single process; empty if it does not."""
     if settings.run.attack and parse_attack(settings.run.attack)[0] in ATTACKS:
         return (
@@ -176,7 +176,11 @@ def per_process_plan(choice: ExecutorPlan) -> ExecutorPlan:
 
 @contextlib.contextmanager
 def multiprocess_executor(
-    resources: ResourceConfig, settings: RunSettings, task: Task, choice: ExecutorPlan, folder: Path
+    resources: ResourceConfig,
+    settings: ExperimentConfig,
+    task: Task,
+    choice: ExecutorPlan,
+    folder: Path,
 ) -> Iterator[MultiProcessExecutor]:
     """Start the worker processes of a run: forked, or those of ``torchrun``.
 
@@ -218,7 +222,9 @@ def multiprocess_executor(
         executor.close()
 
 
-def run_worker(settings: RunSettings, task: Task, resources: ResourceConfig, out: Path) -> None:
+def run_worker(
+    settings: ExperimentConfig, task: Task, resources: ResourceConfig, out: Path
+) -> None:
     """Serve the leading process of a run until it ends, in a worker of ``torchrun``.
 
     Args:
@@ -230,18 +236,20 @@ def run_worker(settings: RunSettings, task: Task, resources: ResourceConfig, out
     check(settings, task)
     with contextlib.suppress(WorkerLost):  # the leader or torchrun reports it
         group = TorchrunGroup(*ProcessGroup.launched(), task.device)
-        _work(settings, task, group, memory_budget(resources, Folder(out).checkpoints))
+        _work(settings, task, group, memory_budget(resources, RunFolder(out).checkpoints))
         group.leave()
 
 
-def _work(settings: RunSettings, task: Task, group: ProcessGroup, budget: MemoryBudget) -> None:
+def _work(
+    settings: ExperimentConfig, task: Task, group: ProcessGroup, budget: MemoryBudget
+) -> None:
     """Serve the leading process with one thread."""
     torch.set_num_threads(1)
     serve(_worker(settings, task, group, group.receive(0)["executor"], budget), group)
 
 
 def _worker(
-    settings: RunSettings, task: Task, group: ProcessGroup, executor: str, budget: MemoryBudget
+    settings: ExperimentConfig, task: Task, group: ProcessGroup, executor: str, budget: MemoryBudget
 ) -> Worker:
     """Make the part of the executor that runs in this process."""
     run = settings.run

@@ -41,11 +41,11 @@ from equipoise.records import codec
 from equipoise.records.client_table import csv_text
 from equipoise.records.decision import Choice, Decision
 from equipoise.records.manifest import CheckedFile, CheckedFolder
-from equipoise.records.run_dir import ComparisonFolder, Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.training.objectives import objective_of
 from equipoise.utils import io as files
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 CHOICE_FILE = "choice.json"
 CHOICE_FOLDER = "chosen"
@@ -72,7 +72,7 @@ class RunModels:
     place: Mapping[str, Mapping[int, int]]
 
     @staticmethod
-    def read(folder: Folder, settings: RunSettings | None = None) -> RunModels:
+    def read(folder: RunFolder, settings: ExperimentConfig | None = None) -> RunModels:
         """Read the models of a finished run.
 
         Args:
@@ -252,7 +252,7 @@ def _averaged(parts: Sequence[Tensor], targets: Sequence[Target]) -> Tensor:
     return torch.stack(list(parts)).mean(0)
 
 
-def load_models(path: Path, settings: RunSettings | None = None) -> SiteModels:
+def load_models(path: Path, settings: ExperimentConfig | None = None) -> SiteModels:
     """Load the models of a run, of a choice, or of the choice of a comparison.
 
     Args:
@@ -267,10 +267,10 @@ def load_models(path: Path, settings: RunSettings | None = None) -> SiteModels:
     """
     path = find_models(path)
     choice = None
-    folders = [Folder(path)]
+    folders = [RunFolder(path)]
     if (path / CHOICE_FILE).is_file():
         choice = read_choice(path)
-        folders = [Folder(path / member) for member in choice.members]
+        folders = [RunFolder(path / member) for member in choice.members]
     members = tuple(RunModels.read(folder, settings) for folder in folders)
     config = folders[0].read_config()
     metric = str(config.get("metric") or "")
@@ -351,7 +351,8 @@ def split_by_site(
         return [SiteRows(name, client, everything)]
     if client_column not in table.columns:
         raise UsageError(
-            f"the rows have no column '{client_column}'{nearest(client_column, table.columns)}: "
+            f"the rows have no column '{client_column}'"
+            f"{did_you_mean(client_column, table.columns)}: "
             "see --client-column"
         )
     codes, names = table.columns[client_column].labels
@@ -690,7 +691,7 @@ def predict_file(
     number = None if client is None else find_site(models, client)
     predictor = models.members[0].predictor
     if isinstance(predictor.preprocessor, WindowTransform):
-        found = predict_recordings(Predictor.of(Folder(models.path), number), rows)
+        found = predict_recordings(Predictor.of(RunFolder(models.path), number), rows)
         _write_csv(out, found)
         return [f"{out}: {len(next(iter(found.values())))} predictions"]
     if predictor.preprocessor is None and predictor.texts is None:
@@ -746,10 +747,10 @@ def find_site(models: SiteModels, wanted: str) -> int:
     if wanted in names:
         return names.index(wanted)
     members = [""] if models.choice is None else models.choice.members
-    return Folder(models.path / members[0]).find_client(wanted)
+    return RunFolder(models.path / members[0]).find_client(wanted)
 
 
-def model_to_export(path: Path, client: str | None) -> tuple[Folder, int | None, bool]:
+def model_to_export(path: Path, client: str | None) -> tuple[RunFolder, int | None, bool]:
     """Find the model that a user wants to export.
 
     Args:
@@ -765,7 +766,7 @@ def model_to_export(path: Path, client: str | None) -> tuple[Folder, int | None,
     """
     path = find_models(path)
     if not (path / CHOICE_FILE).is_file():
-        folder = Folder(path)
+        folder = RunFolder(path)
         return folder, None if client is None else folder.find_client(client), False
     choice = read_choice(path)
     if len(choice.members) > 1:
@@ -774,7 +775,7 @@ def model_to_export(path: Path, client: str | None) -> tuple[Folder, int | None,
             f"network: export its members, such as '{path / choice.members[0]}'"
         )
     models = load_models(path)
-    folder = Folder(path / choice.members[0])
+    folder = RunFolder(path / choice.members[0])
     if client is None:
         if choice.model != GLOBAL:
             raise UsageError(
@@ -791,7 +792,7 @@ def _texts(table: Table, column: str) -> list[str]:
     """Return the cells of a column as they were written."""
     if column not in table.columns:
         raise UsageError(
-            f"the rows have no column '{column}'{nearest(column, table.columns)}: see --id"
+            f"the rows have no column '{column}'{did_you_mean(column, table.columns)}: see --id"
         )
     codes, labels = table.columns[column].labels
     return ["" if code < 0 else labels[code] for code in codes]

@@ -8,7 +8,7 @@ from equipoise.environments import render
 from equipoise.environments.deep_task import DeepRLTask
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.settings.loading import settings_in
 from equipoise.utils.errors import UsageError
 
@@ -32,7 +32,7 @@ def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
         raise UsageError(f"episode is {episode}: must be at least 0")
     if video is not None:
         render.check_video_path(video)
-    folder = Folder(path)
+    folder = RunFolder(path)
     folder.demand()
     task = build_task(settings_in(folder.read_config()))
     if not isinstance(task, DeepRLTask):

@@ -24,9 +24,9 @@ from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
 from equipoise.records.manifest import CheckedFile
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
-from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
 from equipoise.utils.errors import UsageError
 
@@ -48,7 +48,7 @@ class Predictor:
     """Tokenizer, if rows are texts."""
 
     @staticmethod
-    def without_weights(folder: Folder, settings: RunSettings | None = None) -> Predictor:
+    def without_weights(folder: RunFolder, settings: ExperimentConfig | None = None) -> Predictor:
         """Build the network of a run and read its preprocessing, but load no model.
 
         Args:
@@ -79,7 +79,7 @@ class Predictor:
 
     @staticmethod
     def of(
-        folder: Folder, client: int | None = None, settings: RunSettings | None = None
+        folder: RunFolder, client: int | None = None, settings: ExperimentConfig | None = None
     ) -> Predictor:
         """Load a model of a run.
 
@@ -158,7 +158,9 @@ class Predictor:
         return objective_of(self.card.target).prediction_columns(self.outputs(rows))
 
 
-def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.Module, Card]:
+def network_of(
+    folder: RunFolder, settings: ExperimentConfig | None = None
+) -> tuple[nn.Module, Card]:
     """Build the network of a run without its weights.
 
     Args:

@@ -44,7 +44,7 @@ from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.records.client_table import table_text
 from equipoise.records.manifest import Content
 from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.run_dir import Folder, RoundLog, summary_text
+from equipoise.records.run_dir import RoundLog, RunFolder, summary_text
 from equipoise.records.summary import (
     About,
     Summary,
@@ -52,9 +52,9 @@ from equipoise.records.summary import (
     summarise,
     validation_score,
 )
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.attacks import hostile_clients, with_attack
 from equipoise.simulation.attacks import parse_attack as parse_attack
 from equipoise.simulation.client_store import MemoryBudget
@@ -81,7 +81,7 @@ class Interrupted(Exception):
 
 
 def run(
-    settings: RunSettings,
+    settings: ExperimentConfig,
     out: Path | str,
     *,
     resume: bool = False,
@@ -111,7 +111,7 @@ def run(
             if it holds a run with other options.
         Interrupted: If the user asked to stop.
     """
-    folder = Folder(Path(out))
+    folder = RunFolder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.has_config() and resume:
         if settings.privacy.needs_noise:  # it was chosen when the run began
@@ -151,7 +151,7 @@ def resume_run(
     path: Path | str,
     on_round_end: OnRoundEnd | None = None,
     make_executor: MakeExecutor | None = None,
-    settings: RunSettings | None = None,
+    settings: ExperimentConfig | None = None,
     on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
 ) -> Summary:
@@ -172,7 +172,7 @@ def resume_run(
         UsageError: If the folder holds no run, or data or devices have changed.
         Interrupted: If the user asked to stop.
     """
-    folder = Folder(Path(path))
+    folder = RunFolder(Path(path))
     config = folder.read_config()
     settings = settings or settings_in(config)
     if folder.summary.exists():
@@ -193,9 +193,9 @@ def resume_run(
 
 @contextlib.contextmanager
 def _start(
-    settings: RunSettings,
+    settings: ExperimentConfig,
     task: ExperimentTask,
-    folder: Folder,
+    folder: RunFolder,
     make_executor: MakeExecutor | None,
     resources: ResourceConfig,
     on_message: OnMessage | None,
@@ -227,7 +227,7 @@ def _start(
         yield RunSession(settings, task, folder, plan, multiprocess=executor)
 
 
-def build_task(settings: RunSettings) -> ExperimentTask:
+def build_task(settings: ExperimentConfig) -> ExperimentTask:
     """Build the task of a run and check that method, task and options fit together.
 
     Args:
@@ -268,7 +268,7 @@ def build_task(settings: RunSettings) -> ExperimentTask:
     return task
 
 
-def task_config_of(settings: RunSettings) -> Any:
+def task_config_of(settings: ExperimentConfig) -> Any:
     """Return the options of the task; the server takes rows only if something needs them."""
     config = settings.task_config
     if not isinstance(config, UserRowShares) or config.server_rows != "auto":
@@ -276,7 +276,7 @@ def task_config_of(settings: RunSettings) -> Any:
     return replace(config, server_rows="always" if needs_server_rows(settings) else "never")
 
 
-def needs_server_rows(settings: RunSettings) -> bool:
+def needs_server_rows(settings: ExperimentConfig) -> bool:
     """Tell whether the server of a run evaluates or prepares anything on rows of its own."""
     return (
         settings.method.capabilities.needs_server_data
@@ -286,7 +286,7 @@ def needs_server_rows(settings: RunSettings) -> bool:
     )
 
 
-def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
+def _check_compatibility(settings: ExperimentConfig, task: ExperimentTask) -> None:
     """Raise ``UsageError`` for options that the method or the task does not support."""
     run = settings.run
     timing = settings.timing
@@ -323,7 +323,7 @@ def _check_compatibility(settings: RunSettings, task: ExperimentTask) -> None:
 
 
 def _send_warnings(
-    settings: RunSettings, task: ExperimentTask, on_message: OnMessage | None
+    settings: ExperimentConfig, task: ExperimentTask, on_message: OnMessage | None
 ) -> None:
     """Pass the warnings of the task and of the method to the callback."""
     if on_message is None:
@@ -333,7 +333,7 @@ def _send_warnings(
         on_message(warning)
 
 
-def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
+def _check_method_options(settings: ExperimentConfig, task: ExperimentTask) -> None:
     """Let the method check its options; of many rounds, if options follow schedules."""
     method = settings.wrapped_method
     training = settings.training
@@ -346,7 +346,7 @@ def _check_method_options(settings: RunSettings, task: ExperimentTask) -> None:
         round_method.check(task, round_training)
 
 
-def _check_deployable(settings: RunSettings) -> None:
+def _check_deployable(settings: ExperimentConfig) -> None:
     """Raise ``UsageError`` for options that exist only in simulations."""
     run = settings.run
     needs_clock = settings.timing.needs_simulated_clock or run.selection != "uniform"
@@ -379,9 +379,9 @@ class RunSession:
 
     def __init__(
         self,
-        settings: RunSettings,
+        settings: ExperimentConfig,
         task: ExperimentTask,
-        folder: Folder,
+        folder: RunFolder,
         plan: ExecutorPlan,
         make_executor: MakeExecutor | None = None,
         multiprocess: MultiProcessExecutor | None = None,
@@ -447,7 +447,7 @@ class RunSession:
         run = self.settings.run
         if not self.settings.privacy.is_enabled:
             return None
-        cohort = rng.cohort(run.seed, 1, self.task.info.num_clients, run.participation)
+        cohort = rng.sample_cohort(run.seed, 1, self.task.info.num_clients, run.participation)
         return GaussianAccountant(
             self.settings.privacy,
             self.task.info.num_clients,
@@ -545,7 +545,7 @@ class RunSession:
             return None
         assert isinstance(run.participation, float | int)
         round = self.simulation.rounds_done + 1
-        ids = rng.cohort(run.seed, round, self.task.info.num_clients, run.participation)
+        ids = rng.sample_cohort(run.seed, round, self.task.info.num_clients, run.participation)
         num_needed = self.accountant.min_replies_within(ids, privacy.max_epsilon)
         if num_needed is not None:
             self.simulation.executor.min_replies = max(self.min_replies, num_needed)

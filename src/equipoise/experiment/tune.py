@@ -18,11 +18,11 @@ from equipoise.core import Method
 from equipoise.experiment.runner import run
 from equipoise.methods import find_method
 from equipoise.records.manifest import CheckedFolder, seal_line, unseal_line
-from equipoise.records.run_dir import CHECKPOINTS, MODELS, Folder
+from equipoise.records.run_dir import CHECKPOINTS, MODELS, RunFolder
 from equipoise.records.summary import validation_score
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.option_registry import find, options, resolve_names
 from equipoise.settings.resources import ResourceConfig
-from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError, install_hint
 from equipoise.utils.metrics import higher_is_better
@@ -66,7 +66,7 @@ def tune(
     optuna = _optuna()
     if trials < 1:
         raise UsageError(f"trials is {trials}: must be at least 1")
-    base = RunSettings.from_options({**given, "method": method, "save_personal": False})
+    base = ExperimentConfig.from_options({**given, "method": method, "save_personal": False})
     ranges = search_space(find_method(method), base, given)
     io.make_folder(out)
     with io.locked(out):
@@ -152,7 +152,7 @@ class _Journal:
 
 
 def search_space(
-    method: type[Method], base: RunSettings, given: dict[str, object]
+    method: type[Method], base: ExperimentConfig, given: dict[str, object]
 ) -> dict[str, tuple[float, float]]:
     """Return the ranges that are searched.
 
@@ -207,16 +207,16 @@ def read_best(folder: Path, method: str) -> dict[str, object]:
 def _score(flat: dict[str, object], folder: Path, resources: ResourceConfig | None) -> float | None:
     """Run a trial; return its validation score, or None if it was refused or never scored."""
     io.remove(folder)  # an interrupted trial starts again
-    settings = RunSettings.from_options(flat)
+    settings = ExperimentConfig.from_options(flat)
     try:
         run(settings, folder, resources=resources)
     except UsageError:
         return None
-    evaluated = [record for record in Folder(folder).stream() if record.evaluated]
-    metric = evaluated[-1].trained.headline or ""
+    evaluated = [record for record in RunFolder(folder).stream() if record.evaluated]
+    metric = evaluated[-1].trained.metric or ""
     scores = [validation_score(record, metric, higher_is_better(metric)) for record in evaluated]
     last = [score for score in scores[-NUM_SCORED_EVALUATIONS:] if score is not None]
-    Folder(folder).forget([CHECKPOINTS, MODELS])
+    RunFolder(folder).forget([CHECKPOINTS, MODELS])
     return fmean(last) if last else None
 
 

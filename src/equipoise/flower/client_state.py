@@ -16,7 +16,7 @@ from typing import Any
 from equipoise.core import Params, State
 from equipoise.flower.codec import InvalidMessage
 from equipoise.records.manifest import CheckedFile, Content
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils import io, serialization
 from equipoise.utils.config_file import config_text
 from equipoise.utils.errors import UsageError
@@ -62,9 +62,9 @@ class ClientStateStore:
                 io.remove(old)
 
     @property
-    def folder(self) -> Folder:
+    def folder(self) -> RunFolder:
         """The client's folder as one that ``predict`` and ``export`` read."""
-        return Folder(self.path)
+        return RunFolder(self.path)
 
     def save_model(
         self, params: Params, frozen: Params, card: str, options: Mapping[str, Any]

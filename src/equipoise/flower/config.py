@@ -12,7 +12,7 @@ from typing import Any
 from equipoise.config.schema import Options, option
 from equipoise.flower.egress import NO_RULES, EgressRules
 from equipoise.privacy.budget import DEFAULT_DELTA
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.secure_aggregation import MAX_CLIENTS, MIN_CLIENTS
 
@@ -58,7 +58,7 @@ MAX_NAME_LENGTH = 100
 OPTION_NAMES = tuple(item.name for item in dataclasses.fields(DeploymentConfig))
 
 
-def read_app_config(table: Mapping[str, Any]) -> tuple[RunSettings, DeploymentConfig]:
+def read_app_config(table: Mapping[str, Any]) -> tuple[ExperimentConfig, DeploymentConfig]:
     """Split an app's options into those of the run and those of the deployment.
 
     Args:
@@ -73,7 +73,7 @@ def read_app_config(table: Mapping[str, Any]) -> tuple[RunSettings, DeploymentCo
     given = {name.replace("-", "_"): value for name, value in table.items()}
     deployment = {name: given.pop(name) for name in OPTION_NAMES if name in given}
     # Saved after every round: clients can go back one round, not more.
-    settings = RunSettings.from_options({**given, "checkpoint_every": 1})
+    settings = ExperimentConfig.from_options({**given, "checkpoint_every": 1})
     if settings.run.finetune:
         raise UsageError(
             "finetune needs every client's model in one place: fine-tune at the clients (method "

@@ -21,7 +21,7 @@ from equipoise.flower.launch import read_app_options
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.flower.table_agreement import agree_on_preprocessing, raw_table_config
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.remote_tables import RemoteTablesConfig
 from equipoise.utils.errors import UsageError
@@ -56,7 +56,7 @@ def describe_egress(app: Path, client: int, data: str, rules: EgressRules) -> li
     if settings.run.secure:
         given["secure"] = False
         notes.append("with --secure the upload is masked: the server sees only the sum of all")
-    settings = RunSettings.from_options(given)
+    settings = ExperimentConfig.from_options(given)
     with tempfile.TemporaryDirectory() as state:
         wire = _LocalWire(given, NodeConfig(client, Path(state), data, rules=rules))
         try:
@@ -103,7 +103,7 @@ class _LocalWire:
         return answer
 
 
-def _run(settings: RunSettings, wire: _LocalWire, client: int) -> None:
+def _run(settings: ExperimentConfig, wire: _LocalWire, client: int) -> None:
     """Run the exchange before round 1, one round, and the final evaluation."""
     preparation = ""
     wire.present()

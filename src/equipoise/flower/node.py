@@ -38,7 +38,7 @@ from equipoise.flower.table_agreement import (
     raw_table_config,
 )
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.executors import Loop, init_client_states
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import digest, from_dict, index, to_dict
@@ -74,9 +74,9 @@ class Node:
         Raises:
             UsageError: If the task has no such client.
         """
-        if config.data and "data" in RunSettings.from_options(given).to_dict:
+        if config.data and "data" in ExperimentConfig.from_options(given).to_dict:
             given = {**given, "data": config.data}
-        self.settings = RunSettings.from_options(given)
+        self.settings = ExperimentConfig.from_options(given)
         self.config = config
         self.raw = raw_table_config(self.settings)
         if task is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.report.terminal import format_score
 from equipoise.utils import io
 
@@ -53,7 +53,7 @@ def describe_round(record: RoundRecord, rounds: int, names: Mapping[int, str], n
         Scores, seconds, and the clients that were absent or left out, by name.
     """
     parts = [f"round {record.round} of {rounds}: {record.clients} asked, {record.seconds:.1f} s"]
-    metric = record.global_.headline or record.personal.headline
+    metric = record.global_.metric or record.personal.metric
     if metric:
         parts += [
             f"{kind} {format_score(metric, record.named(kind).get(metric))}"
@@ -72,7 +72,7 @@ def describe_round(record: RoundRecord, rounds: int, names: Mapping[int, str], n
     return "; ".join(parts)
 
 
-def describe_clients(folder: Folder, metric: str) -> list[str]:
+def describe_clients(folder: RunFolder, metric: str) -> list[str]:
     """Describe the final model of each client in one line.
 
     Args:

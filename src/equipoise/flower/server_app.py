@@ -30,7 +30,7 @@ from equipoise.flower.table_agreement import (
 from equipoise.flower.wire import GridWire
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
@@ -59,7 +59,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     bound = read_node_register(Path(deployment.nodes)) if deployment.nodes else None
     # Next to the run's folder, so that a new run does not overwrite it.
     audit = AuditLog(out.with_name(f"{out.name}-audit.jsonl"))
-    is_resumed = Folder(out).has_config()
+    is_resumed = RunFolder(out).has_config()
 
     @cache
     def wire(clients: int) -> GridWire:
@@ -70,7 +70,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     agreed = None
     if raw := raw_table_config(settings):
         if is_resumed:
-            agreed = load_agreement(Folder(out))
+            agreed = load_agreement(RunFolder(out))
         else:
             agreed = agree_on_preprocessing(
                 raw, settings.privacy, wire(raw.clients), deployment.time_limit
@@ -98,7 +98,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             time_limit=deployment.time_limit,
             min_replies=deployment.min_replies,
             preparation=agreed.preprocessor.to_json() if agreed else "",
-            journal=RequestJournal(Folder(out).requests),
+            journal=RequestJournal(RunFolder(out).requests),
         )
         executors.append(executor)
         return executor
@@ -125,7 +125,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
         on_message=say,
     )
     if executors:  # else the run was finished before
-        for line in describe_clients(Folder(out), executors[-1].task.info.metric):
+        for line in describe_clients(RunFolder(out), executors[-1].task.info.metric):
             say(line)
         folder = f"<state-dir>/{executors[-1].run_id}/client-<number>"
         say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")
@@ -157,7 +157,7 @@ def _run_id(out: Path, statistics_bytes: int) -> str:
         out: Folder of the run.
         statistics_bytes: Bytes that clients sent before round 1, which a resumed run counts too.
     """
-    file = Folder(out).flower
+    file = RunFolder(out).flower
     if not file.exists():
         metadata = {"run": secrets.token_hex(8), "statistics_bytes": statistics_bytes}
         file.write(json.dumps(metadata))

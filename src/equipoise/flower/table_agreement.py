@@ -18,8 +18,8 @@ from equipoise.data.tabular.statistics import ClientStatistics
 from equipoise.flower import codec
 from equipoise.flower.codec import InvalidMessage, Metadata
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.records.run_dir import Folder
-from equipoise.settings.run_settings import RunSettings
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.remote_tables import RemoteTablesConfig, spec_with_preprocessor
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import from_json
@@ -43,14 +43,14 @@ class PreprocessingAgreement:
     preprocessor: Preprocessor
     upload_bytes: int
 
-    def settings(self, before: RunSettings) -> RunSettings:
+    def settings(self, before: ExperimentConfig) -> ExperimentConfig:
         """Return the run's settings with a task that preprocesses raw tables in this way."""
         down = len(self.preprocessor.to_json().encode()) * len(self.preprocessor.clients)
         spec = spec_with_preprocessor(self.preprocessor, (self.upload_bytes, down))
         return replace(before, task_spec=spec)
 
 
-def raw_table_config(settings: RunSettings) -> RemoteTablesConfig | None:
+def raw_table_config(settings: ExperimentConfig) -> RemoteTablesConfig | None:
     """Return the options of raw tables at remote clients; ``None`` if a run has none."""
     config = settings.task_config
     return config if isinstance(config, RemoteTablesConfig) and config.target else None
@@ -99,7 +99,7 @@ def agree_on_preprocessing(
     return PreprocessingAgreement(preprocessor, sum(len(text.encode()) for text in texts.values()))
 
 
-def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata:
+def client_statistics(settings: ExperimentConfig, client: int, name: str) -> Metadata:
     """Return a client's message: sums and counts of its columns, as ``data summarise`` writes them.
 
     Args:
@@ -124,7 +124,7 @@ def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata
     return {"client": client, "statistics": statistics}
 
 
-def load_agreement(folder: Folder) -> PreprocessingAgreement:
+def load_agreement(folder: RunFolder) -> PreprocessingAgreement:
     """Return the preprocessing of a run that is resumed."""
     file = folder.flower  # missing if the run was killed before its first round
     upload_bytes = json.loads(file.read_text())["statistics_bytes"] if file.exists() else 0

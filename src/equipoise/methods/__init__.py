@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.core import Method
 from equipoise.methods.user_methods import load_user_method, validate_user_method
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.plugins import class_path
 
 if TYPE_CHECKING:  # For editors only: a method that is not listed here works as well.
@@ -101,7 +101,7 @@ def find_method(name: str | type[Method]) -> type[Method]:
     known = all_methods()
     if name not in known:
         raise UsageError(
-            f"unknown method '{name}'{nearest(name, known)}; see 'equipoise list methods'"
+            f"unknown method '{name}'{did_you_mean(name, known)}; see 'equipoise list methods'"
         )
     return known[name]
 
@@ -151,6 +151,6 @@ if not TYPE_CHECKING:  # A type checker must see the imports above, not these fu
         known = _classes()
         if name not in known:
             raise AttributeError(
-                f"there is no method class '{name}' in equipoise.methods{nearest(name, known)}"
+                f"there is no method class '{name}' in equipoise.methods{did_you_mean(name, known)}"
             )
         return known[name]

@@ -10,7 +10,7 @@ from typing import Any, Self
 from equipoise.config.schema import constraint_of, option_types, parse
 from equipoise.core import DelegatingMethod, Method, Task, TrainingConfig, option
 from equipoise.methods import find_method
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ComposedMethod(DelegatingMethod):
             if name not in known:
                 raise UsageError(
                     f"unknown option '{name}' of '{self.base}' in base_options"
-                    f"{nearest(name, known)}"
+                    f"{did_you_mean(name, known)}"
                 )
             constraint = constraint_of(known[name])
             values[name] = parse(name, value, option_types(method)[name], constraint)

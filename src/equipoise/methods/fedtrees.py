@@ -149,7 +149,9 @@ class FedTrees(Method):
         if int(progress[STAGE]) >= interface.OWN_TREES:
             return torch.arange(server.task.info.num_clients), server.state
         tree = int(progress[TREE]) + 1
-        ids = rng.cohort(server.seed, tree, server.task.info.num_clients, server.participation)
+        ids = rng.sample_cohort(
+            server.seed, tree, server.task.info.num_clients, server.participation
+        )
         return torch.from_numpy(ids), server.state
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:

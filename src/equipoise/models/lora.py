@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from equipoise.config.schema import Options, constraint_of, option, option_types, parse
 from equipoise.models.blocks import declare_blocks
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d,
@@ -64,7 +64,7 @@ class LoraConfig(Options):
             if name not in known or not equals:
                 raise UsageError(
                     f"adapter has '{word}': write name=value with {', '.join(known)}"
-                    f"{nearest(name, known)}"
+                    f"{did_you_mean(name, known)}"
                 )
             values[name] = parse(name, value, option_types(cls)[name], constraint_of(known[name]))
         return cls(**values)

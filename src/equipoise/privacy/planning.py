@@ -49,7 +49,7 @@ class RoundPlan:
             privacy, self.num_clients, self.cohort_size, True, self.amplified, self.secure
         )
         for round in range(1, self.rounds + 1):
-            ids = rng.cohort(self.seed, round, self.num_clients, self.participation)
+            ids = rng.sample_cohort(self.seed, round, self.num_clients, self.participation)
             accountant.count_round(ids, len(ids))
         return accountant.spent()
 

@@ -32,33 +32,31 @@ def spendings(records: Sequence[RoundRecord]) -> Iterator[Spending]:
         yield Spending(record.round, record.clock, joules, megabytes)
 
 
-def best(records: Sequence[RoundRecord], name: str, headline: str, higher: bool) -> float | None:
+def best(records: Sequence[RoundRecord], name: str, metric: str, higher: bool) -> float | None:
     """Return the best score of a run.
 
     Args:
         records: All rounds.
         name: Evaluation, one of ``NAMED``.
-        headline: Metric.
+        metric: Main metric.
         higher: Whether higher is better.
 
     Returns:
         The score; None if there is none.
     """
-    values = [
-        value for record in records if (value := record.named(name).get(headline)) is not None
-    ]
+    values = [value for record in records if (value := record.named(name).get(metric)) is not None]
     return (max if higher else min)(values, default=None)
 
 
 def reached(
-    records: Sequence[RoundRecord], name: str, headline: str, higher: bool, target: float
+    records: Sequence[RoundRecord], name: str, metric: str, higher: bool, target: float
 ) -> Spending | None:
     """Return the cost at which a score first reached a target.
 
     Args:
         records: All rounds.
         name: Evaluation, one of ``NAMED``.
-        headline: Metric.
+        metric: Main metric.
         higher: Whether higher is better.
         target: Score to reach.
 
@@ -66,7 +64,7 @@ def reached(
         The cost; None if the target was never reached.
     """
     for record, spent in zip(records, spendings(records), strict=False):
-        value = record.named(name).get(headline)
+        value = record.named(name).get(metric)
         if value is not None and (value >= target if higher else value <= target):
             return spent
     return None

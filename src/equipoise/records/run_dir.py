@@ -1,6 +1,6 @@
 """The folder of a run: its files by name, and how they are read and written.
 
-Every command reads the files of a run through :class:`Folder`, which compares them with the
+Every command reads the files of a run through :class:`RunFolder`, which compares them with the
 manifest of the run (:mod:`equipoise.records.manifest`).
 """
 
@@ -30,7 +30,7 @@ from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Compared, Summary
 from equipoise.utils import io
 from equipoise.utils.config_file import config_text, parse_config
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 CONFIG = "config.json"
 INPUTS = ("preparation.json", "data.sha256", "devices.csv")
@@ -48,7 +48,7 @@ MAX_LISTED_CLIENTS = 20  # names in an error message
 
 
 @dataclass(frozen=True)
-class Folder(CheckedFolder):
+class RunFolder(CheckedFolder):
     """Files of a run."""
 
     config = NamedFile(CONFIG)
@@ -227,7 +227,8 @@ class Folder(CheckedFolder):
                 else ": give its number"
             )
             raise UsageError(
-                f"'{self.path}' has no client '{wanted}'{nearest(wanted, names.values())}{known}"
+                f"'{self.path}' has no client '{wanted}'"
+                f"{did_you_mean(wanted, names.values())}{known}"
             )
         return int(wanted)
 
@@ -335,7 +336,7 @@ def summary_text(summary: Summary) -> str:
 
 def read_options_file(path: Path) -> dict[str, Any]:
     """Read the file of ``--config``: TOML, or the config of a run, which is then checked."""
-    folder = Folder(path.parent)
+    folder = RunFolder(path.parent)
     if path.name == CONFIG and (folder.path / MANIFEST_FILE).is_file():
         return folder.read_config()
     return parse_config(path)
@@ -344,7 +345,7 @@ def read_options_file(path: Path) -> dict[str, Any]:
 class RoundLog:
     """Writer of ``rounds.jsonl``. The manifest covers the log up to the last checkpoint."""
 
-    def __init__(self, folder: Folder, records: Sequence[RoundRecord]) -> None:
+    def __init__(self, folder: RunFolder, records: Sequence[RoundRecord]) -> None:
         """Rewrite the log of a run with these rounds."""
         self._folder = folder
         self.rewrite(records)
@@ -372,7 +373,7 @@ class RoundLog:
 class LogFollower:
     """Reader of the rounds of a run that may still go on."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         """Follow the rounds of a run folder."""
         self._folder = folder
         self._offset = 0

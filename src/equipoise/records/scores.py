@@ -65,7 +65,7 @@ class Scores(Mapping[str, float | None]):
         return hash(tuple(self._values.items()))
 
     @property
-    def headline(self) -> str | None:
+    def metric(self) -> str | None:
         """Name of the main metric."""
         return next(iter(self._values), None)
 

@@ -150,7 +150,7 @@ class Compared:
     summaries: dict[str, list[Summary]]
 
 
-def validation_score(record: RoundRecord, headline: str, higher_is_better: bool) -> float | None:
+def validation_score(record: RoundRecord, metric: str, higher_is_better: bool) -> float | None:
     """Return the score by which rounds are compared; higher is better.
 
     It is the mean of the global model's score on public data and the personal models' on their own
@@ -159,7 +159,7 @@ def validation_score(record: RoundRecord, headline: str, higher_is_better: bool)
 
     Args:
         record: The round.
-        headline: Main metric.
+        metric: Main metric.
         higher_is_better: Whether a higher metric is better.
 
     Returns:
@@ -171,28 +171,28 @@ def validation_score(record: RoundRecord, headline: str, higher_is_better: bool)
     is_noisy = record.privacy is not None and record.privacy.epsilon is not None
     if not is_noisy:
         scores.append(record.val.personal)
-    values = [value for score in scores if (value := score.get(headline)) is not None]
+    values = [value for score in scores if (value := score.get(metric)) is not None]
     if not values:
         return None
     return fmean(values) if higher_is_better else -fmean(values)
 
 
 def evaluations_without_gain(
-    records: Sequence[RoundRecord], headline: str, higher_is_better: bool
+    records: Sequence[RoundRecord], metric: str, higher_is_better: bool
 ) -> int:
     """Count the evaluations since validation was last better than ever before.
 
     The validation loss decides, because on few rows a score such as AUC jumps to its best by chance
-    in an early round; the headline decides where there is no loss.
+    in an early round; the main metric decides where there is no loss.
 
     Args:
         records: The rounds so far.
-        headline: Main metric.
+        metric: Main metric.
         higher_is_better: Whether a higher metric is better.
     """
     scores = [validation_score(record, "loss", False) for record in records]
     if not any(score is not None for score in scores):
-        scores = [validation_score(record, headline, higher_is_better) for record in records]
+        scores = [validation_score(record, metric, higher_is_better) for record in records]
     best: float | None = None
     count = 0
     for score in scores:
@@ -206,7 +206,7 @@ def evaluations_without_gain(
 
 
 def convergence_round(
-    records: Sequence[RoundRecord], name: str, headline: str, higher_is_better: bool
+    records: Sequence[RoundRecord], name: str, metric: str, higher_is_better: bool
 ) -> int | None:
     """Return the first round from which a score has stopped improving.
 
@@ -216,7 +216,7 @@ def convergence_round(
     Args:
         records: Rounds with evaluations.
         name: Evaluation, one of ``NAMED``.
-        headline: Main metric.
+        metric: Main metric.
         higher_is_better: Whether a higher metric is better.
 
     Returns:
@@ -225,7 +225,7 @@ def convergence_round(
     points = [
         (record.round, value)
         for record in records
-        if (value := record.named(name).get(headline)) is not None
+        if (value := record.named(name).get(metric)) is not None
     ]
     if len(points) < CONVERGENCE_WINDOW:
         return None
@@ -239,14 +239,14 @@ def convergence_round(
 
 
 def summarise(
-    about: About, records: Sequence[RoundRecord], headline: str, higher_is_better: bool
+    about: About, records: Sequence[RoundRecord], metric: str, higher_is_better: bool
 ) -> Summary:
     """Summarise all rounds of a run.
 
     Args:
         about: Identity of the run.
         records: All rounds.
-        headline: Main metric.
+        metric: Main metric.
         higher_is_better: Whether a higher metric is better.
 
     Returns:
@@ -255,13 +255,11 @@ def summarise(
     last = records[-1]
     nothing = Evaluations(global_=NOTHING)
     evaluated = [record for record in records if record.evaluated]
-    scored = [
-        (validation_score(record, headline, higher_is_better), record) for record in evaluated
-    ]
+    scored = [(validation_score(record, metric, higher_is_better), record) for record in evaluated]
     known = [(score, record) for score, record in scored if score is not None]
     best = max(known, key=lambda pair: pair[0])[1] if known else last
     converged = [
-        convergence_round(evaluated, name, headline, higher_is_better)
+        convergence_round(evaluated, name, metric, higher_is_better)
         for name in ("global", "personal")
     ]
     return Summary(

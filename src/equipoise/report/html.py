@@ -16,7 +16,7 @@ from equipoise.methods import find_method
 from equipoise.records import codec
 from equipoise.records.decision import Decision
 from equipoise.records.manifest import CheckedFile, CheckedFolder
-from equipoise.records.run_dir import ComparisonFolder, Folder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.report.client_gains import gains_sentence
 from equipoise.report.decision_text import decision_blocks
 from equipoise.report.figures import MetricDisplay
@@ -63,10 +63,11 @@ def try_write_report(path: Path) -> str:
     Returns:
         One line that names the report, or says why there is none.
     """
-    out = Folder(path).report
+    out = RunFolder(path).report
     try:
         if not _is_newer(
-            out, [Folder(path).summary, ComparisonFolder(path).comparison, Folder(path).decision]
+            out,
+            [RunFolder(path).summary, ComparisonFolder(path).comparison, RunFolder(path).decision],
         ):
             write_report([path], out)
         return f"report: {out}"
@@ -96,7 +97,7 @@ def _is_newer(report: Path, results: Sequence[CheckedFile]) -> bool:
 def default_report_path(paths: Sequence[Path]) -> Path:
     """Return the file of a report: in the folder if it is one, else beside the first folder."""
     if len(paths) == 1:
-        return Folder(paths[0]).report
+        return RunFolder(paths[0]).report
     names = "-".join(path.resolve().name for path in paths)
     return paths[0].resolve().parent / f"report-{names[:MAX_NAME_LENGTH]}.html"
 
@@ -170,7 +171,7 @@ def render_report(
     Returns:
         The page.
     """
-    display = MetricDisplay(groups[0].first_run.headline)
+    display = MetricDisplay(groups[0].first_run.metric)
     sections, figures = report_sections(groups, display, command)
     template = template_environment().get_template("report.html.j2")
     return template.render(

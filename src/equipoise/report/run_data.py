@@ -13,7 +13,7 @@ from typing import Any
 from equipoise.clock.config import ClockConfig
 from equipoise.records.manifest import MANIFEST_FILE
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import CONFIG, ComparisonFolder, Folder
+from equipoise.records.run_dir import CONFIG, ComparisonFolder, RunFolder
 from equipoise.records.summary import Summary
 from equipoise.utils.errors import UsageError
 
@@ -28,10 +28,10 @@ MAX_RUNS = 300  # runs of one page; more make it too large to open
 class RunData:
     """One run, finished or not.
 
-    Per-client lists of the rounds stay on disk; `Folder.stream` reads them when they are needed.
+    Per-client lists of the rounds stay on disk; `RunFolder.stream` reads them when they are needed.
     """
 
-    folder: Folder
+    folder: RunFolder
     config: Config
     records: list[RoundRecord]
     summary: Summary | None
@@ -44,7 +44,7 @@ class RunData:
     """Names of the clients by id. Empty if clients have ids only."""
 
     @cached_property
-    def headline(self) -> str:
+    def metric(self) -> str:
         """Name of the task's main metric."""
         return main_metric(self.records)
 
@@ -74,8 +74,8 @@ class RunData:
     @property
     def personal_scores(self) -> list[float]:
         """Score of each client's personal model, or of the trained one if there is no other."""
-        personal = self.clients.get(f"personal_{self.headline}")
-        return personal or self.clients.get(f"trained_{self.headline}", [])
+        personal = self.clients.get(f"personal_{self.metric}")
+        return personal or self.clients.get(f"trained_{self.metric}", [])
 
     def client_name(self, client: float) -> str:
         """Return the name of a client, or "client 3" if it has none."""
@@ -91,7 +91,7 @@ class RunData:
         Returns:
             The values of those rounds that evaluated it.
         """
-        metric = metric or self.headline
+        metric = metric or self.metric
         values = {record.round: record.named(name).get(metric) for record in self.records}
         return {round: value for round, value in values.items() if value is not None}
 
@@ -121,13 +121,13 @@ class RunGroup:
 
 def main_metric(records: Sequence[RoundRecord]) -> str:
     """Return the name of a run's main metric, ``acc`` if nothing was evaluated yet."""
-    names = (record.trained.headline for record in records)
+    names = (record.trained.metric for record in records)
     return next((name for name in names if name), "acc")
 
 
 def load_run(path: Path) -> RunData:
     """Read one run folder. Files that an unfinished run does not have yet are read as empty."""
-    folder = Folder(path)
+    folder = RunFolder(path)
     return RunData(
         folder=folder,
         config=folder.read_config(),
@@ -169,7 +169,7 @@ def load_groups(paths: Sequence[Path]) -> list[RunGroup]:
     runs = [run for run in map(load_run, folders) if run.records]
     if not runs:
         raise UsageError(f"no round has ended yet in '{paths[0]}': try again later")
-    if len({run.headline for run in runs}) > 1:
+    if len({run.metric for run in runs}) > 1:
         raise UsageError("these runs have different kinds of scores: report them apart")
     by_config: dict[str, list[RunData]] = {}
     for run in runs:
@@ -205,12 +205,12 @@ def find_run_folders(path: Path) -> list[Path]:
     Raises:
         UsageError: There is no run.
     """
-    if Folder(path).has_config():
+    if RunFolder(path).has_config():
         return [path]
     # A run whose config was deleted still has its manifest, and is refused when it is read.
     named = {file.parent for name in (CONFIG, MANIFEST_FILE) for file in path.rglob(name)}
     final = {path, path / CHOICE, *(path / CHOICE).rglob("*")}  # models of 'equipoise choose'
-    folders = sorted(one for one in named - final if Folder(one).is_run())
+    folders = sorted(one for one in named - final if RunFolder(one).is_run())
     if not folders:
         raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
     comparison = ComparisonFolder(path)

@@ -101,7 +101,7 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     Returns:
         Columns for all evaluations, convergence, steps, bytes and time.
     """
-    metric = summary.trained.headline or "acc"
+    metric = summary.trained.metric or "acc"
     higher = higher_is_better(metric)
     is_percent = metric == "acc"
     unit = "%" if is_percent else metric

@@ -261,7 +261,7 @@ class ProgressDisplay:
 
 
 def _score_line(record: RoundRecord) -> str:
-    metric = record.trained.headline or "acc"
+    metric = record.trained.metric or "acc"
     return "  ".join(
         f"{name} {format_score(metric, record.named(name).get(metric))}" for name in PROGRESS_SCORES
     )

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.records.rounds import Bytes, MeanMinMax, RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import NAMED
 from equipoise.report.run_data import explain_damaged_files, find_run_folders, main_metric
 from equipoise.report.terminal import format_duration, format_score, sparkline
@@ -32,7 +32,7 @@ class RunFollower:
 
     def __init__(self, path: Path) -> None:
         """Open the folder of a run."""
-        self.folder = Folder(path)
+        self.folder = RunFolder(path)
         self.config = self.folder.read_config()
         self._log = self.folder.follow()
 
@@ -79,13 +79,13 @@ class RunFollower:
         return f"{state}, {format_duration(left)} left"
 
     @property
-    def headline(self) -> str:
+    def metric(self) -> str:
         """Name of the task's main metric."""
         return main_metric(self.records)
 
     def score_history(self, name: str) -> list[float]:
         """Return the main metric of some models over rounds, such as ``personal``."""
-        scores = [record.named(name).get(self.headline) for record in self.records]
+        scores = [record.named(name).get(self.metric) for record in self.records]
         return [score for score in scores if score is not None]
 
 
@@ -113,7 +113,7 @@ def watch(path: Path, every: float, console: Console) -> None:
     if not console.is_terminal:
         console.print(render_runs(runs, console.width))
         return
-    is_comparison = not Folder(path).has_config()
+    is_comparison = not RunFolder(path).has_config()
     with Live(render_runs(runs, console.width), console=console, auto_refresh=False) as live:
         while not all(run.is_finished for run in runs):
             time.sleep(every)
@@ -144,7 +144,7 @@ def _render_run(run: RunFollower, width: int) -> RenderableType:
         history = run.score_history(name)
         if history:
             numbers = (history[-1], min(history), max(history))
-            texts = [format_score(run.headline, value) for value in numbers]
+            texts = [format_score(run.metric, value) for value in numbers]
             scores.append(_Row([name, *texts], history))
     sent = sum((record.bytes for record in run.records), Bytes(0, 0))
     dropped = sum(len(record.dropped) for record in run.records)
@@ -199,7 +199,7 @@ def _render_list(runs: Sequence[RunFollower], width: int) -> RenderableType:
     for run in runs:
         histories = [run.score_history(name) for name in ("global", "personal")]
         last_scores = [history[-1] if history else None for history in histories]
-        texts = [format_score(run.headline, score) for score in last_scores]
+        texts = [format_score(run.metric, score) for score in last_scores]
         rows.append(_Row([run.title, run.state, *texts], histories[1]))
     titles = ["run", "state", "global", "personal", "personal over rounds"]
     if _sparkline_width(titles, rows, width) < MIN_SPARKLINE_WIDTH:  # the state goes below the name

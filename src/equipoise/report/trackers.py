@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from equipoise.records import codec
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.summary import Summary
 from equipoise.report.run_data import Config
-from equipoise.utils.errors import UsageError, install_hint, nearest
+from equipoise.utils.errors import UsageError, did_you_mean, install_hint
 
 PROJECT = "equipoise"  # experiment of MLflow, project of W&B
 # Entries of a round that are no metrics: its number, and lists whose means are logged elsewhere.
@@ -235,7 +235,9 @@ def parse_tracker_names(text: str) -> list[str]:
     for name in names:
         if name not in TRACKERS:
             known = ", ".join(TRACKERS)
-            raise UsageError(f"unknown tracker '{name}'{nearest(name, TRACKERS)}; choose {known}")
+            raise UsageError(
+                f"unknown tracker '{name}'{did_you_mean(name, TRACKERS)}; choose {known}"
+            )
         if importlib.util.find_spec(TRACKERS[name].module) is None:
             raise UsageError(f"--log {name} needs an extra: {install_hint(name)}")
     return list(dict.fromkeys(names))
@@ -261,7 +263,7 @@ class RunTrackers:
             UsageError: A tracker is unknown or not installed.
         """
         self._names = parse_tracker_names(names)
-        self._folder = Folder(out)
+        self._folder = RunFolder(out)
         self._done = done
         self._open: dict[str, Tracker] = {}
         self._last_written: dict[str, int] = {}

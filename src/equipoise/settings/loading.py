@@ -8,12 +8,12 @@ from typing import Any
 
 from equipoise.core import Method
 from equipoise.methods import find_method, recorded_name
-from equipoise.settings.run_settings import RunSettings
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.utils.errors import PYTHON_OBJECT, UsageError
 
 
-def settings_of(given: Mapping[str, Any]) -> RunSettings:
+def settings_of(given: Mapping[str, Any]) -> ExperimentConfig:
     """Return settings from options whose method and task may be Python values.
 
     Args:
@@ -33,16 +33,16 @@ def settings_of(given: Mapping[str, Any]) -> RunSettings:
         for item in dataclasses.fields(method):
             given[f"method.{item.name}"] = getattr(method, item.name)
         method = type(method)
-    return RunSettings.from_options({**given, "method": method})
+    return ExperimentConfig.from_options({**given, "method": method})
 
 
 def settings_in(
     config: Mapping[str, Any], method: type[Method] | None = None, task: TaskSpec | None = None
-) -> RunSettings:
+) -> ExperimentConfig:
     """Return the settings of a run.
 
     Args:
-        config: Options of the run, from ``Folder.read_config``.
+        config: Options of the run, from ``RunFolder.read_config``.
         method: Class of its method, if that was given in Python.
         task: Its task, if that was made in Python.
 
@@ -65,15 +65,15 @@ def settings_in(
             raise UsageError(
                 f"the run has {option} '{config.get(option)}', not '{name}': give that one"
             )
-    return RunSettings.from_options({**config, **values})
+    return ExperimentConfig.from_options({**config, **values})
 
 
-def settings_like(settings: RunSettings, config: Mapping[str, Any]) -> RunSettings:
+def settings_like(settings: ExperimentConfig, config: Mapping[str, Any]) -> ExperimentConfig:
     """Return the settings of a run that may use the same Python method or task.
 
     Args:
         settings: Settings whose method and task are used if they were made in Python.
-        config: Options of the run, from ``Folder.read_config``.
+        config: Options of the run, from ``RunFolder.read_config``.
 
     Returns:
         The settings of the run.

@@ -23,7 +23,7 @@ from equipoise.core import Method, Options, TrainingConfig
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_config import RunConfig
 from equipoise.tasks import TaskSpec
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 SYNONYMS = {
     "learning_rate": "lr",
@@ -153,7 +153,7 @@ def find(known: OptionTable, name: str) -> str:
         raise UsageError(
             f"option '{name}' is one of the method and one of the task: say {' or '.join(keys)}"
         )
-    hint = f" (did you mean '{SYNONYMS[name]}'?)" if name in SYNONYMS else nearest(name, known)
+    hint = f" (did you mean '{SYNONYMS[name]}'?)" if name in SYNONYMS else did_you_mean(name, known)
     raise UsageError(f"unknown option '{name}'{hint}")
 
 

@@ -56,7 +56,7 @@ from equipoise.data.poisoning import DATA_ATTACKS
 from equipoise.simulation.aggregation_guard import COMMON_START_BOUNDS, update_norms
 from equipoise.simulation.executors import CohortResults, Executor
 from equipoise.utils import rng
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 ATTACK_SCALE = 10.0
 LITTLE_NUM_STDS = 1.5
@@ -134,7 +134,7 @@ def parse_attack(text: str) -> tuple[str, float]:
     known = (*ATTACKS, *DATA_ATTACKS)
     if name not in known:
         raise UsageError(
-            f"unknown attack '{name}'{nearest(name, known)}: "
+            f"unknown attack '{name}'{did_you_mean(name, known)}: "
             f"attack must be one of {', '.join(known)}"
         )
     try:

@@ -401,7 +401,7 @@ class FederatedSimulation:
             config.participation, min(round, config.num_rounds), config.num_rounds
         )
         if participation < 1:
-            ids = rng.cohort(config.seed, round, self.task.info.num_clients, participation)
+            ids = rng.sample_cohort(config.seed, round, self.task.info.num_clients, participation)
             self.store.prefetch(ids)
             self.executor.prefetch(ids)
 

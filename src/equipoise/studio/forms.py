@@ -11,7 +11,7 @@ from equipoise.methods import all_methods, find_method
 from equipoise.methods.families import Family, by_family
 from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 DEFAULT_METHODS = ("autopilot", "fedavg", "local")
 ASKED_ABOVE = frozenset({"method", "task", "data", "target", "client_column", "rounds", "seed"})
@@ -137,7 +137,7 @@ def comparison_arguments(form: Mapping[str, str], data: Path, out: Path) -> list
     known = all_methods()
     for name in methods:
         if name not in known:
-            raise UsageError(f"there is no method '{name}'{nearest(name, known)}")
+            raise UsageError(f"there is no method '{name}'{did_you_mean(name, known)}")
     effort = next((item for item in EFFORTS if item.name == form.get("effort")), EFFORTS[0])
     arguments = ["compare", "--methods", ",".join(methods), "--task", "tables"]
     arguments += ["--data", str(data)]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from equipoise.records.manifest import MANIFEST_FILE
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.run_dir import Folder, LogFollower
+from equipoise.records.run_dir import LogFollower, RunFolder
 from equipoise.records.scores import Scores
 from equipoise.studio.jobs import Job, JobStore
 from equipoise.utils.errors import UsageError
@@ -151,9 +151,9 @@ class RunLibrary:
 
     def _run_folders(self, folder: Path) -> list[Path]:
         """Return the folders of runs: this one, or `METHOD/seed-N` below it."""
-        if Folder(folder).has_config():
+        if RunFolder(folder).has_config():
             return [folder]
-        return sorted(path for path in folder.glob("*/seed-*") if Folder(path).has_config())
+        return sorted(path for path in folder.glob("*/seed-*") if RunFolder(path).has_config())
 
     def _entry(self, folder: Path, job: Job | None) -> RunEntry | None:
         """Describe one folder; None if it holds neither a run nor a job."""
@@ -164,7 +164,7 @@ class RunLibrary:
         is_single = runs[:1] == [folder]
         is_finished = bool(runs) and all(item.is_finished for item in facts)
         if not is_single:  # a comparison writes its report when its last run has ended
-            is_finished = is_finished and Folder(folder).report.is_file()
+            is_finished = is_finished and RunFolder(folder).report.is_file()
         state = "stopped"
         if job is not None and job.is_running:
             state = "running"
@@ -193,7 +193,7 @@ class RunLibrary:
         if known is not None and known.changed == changed:
             return known
         facts = RunFacts(changed, {}, False, "")
-        folder = Folder(path)
+        folder = RunFolder(path)
         try:
             facts = facts._replace(config=folder.read_config())
             if folder.summary.exists():
@@ -209,10 +209,10 @@ class RunLibrary:
         facts = self._run_facts(path)
         if not facts.config:
             return None
-        log = self._logs.setdefault(path, Folder(path).follow())
+        log = self._logs.setdefault(path, RunFolder(path).follow())
         with contextlib.suppress(UsageError, OSError):  # damaged: what came before is shown
             log.poll()
-        metric = next((r.personal.headline for r in log.records if r.personal), None) or ""
+        metric = next((r.personal.metric for r in log.records if r.personal), None) or ""
         return CellProgress(
             method=str(facts.config.get("method", "?")),
             seed=_int_or_zero(facts.config.get("seed")),
@@ -238,7 +238,7 @@ def _curve(records: Sequence[RoundRecord], name: str, metric: str) -> tuple[tupl
 
 def _score_text(scores: Scores) -> str:
     """Return the main score in words; empty if there is none."""
-    metric = scores.headline
+    metric = scores.metric
     if metric is None or scores[metric] is None:
         return ""
     return format_score(metric, scores[metric])

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from equipoise.core import ExperimentTask, Options, TrainingConfig
-from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError, nearest
+from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError, did_you_mean
 
 AUTO_MODEL = "auto"
 """Stands for the model with the best validation score."""
@@ -79,7 +79,9 @@ def find_task(name: str | TaskSpec) -> TaskSpec:
             return spec
     known = all_tasks()
     if name not in known:
-        raise UsageError(f"unknown task '{name}'{nearest(name, known)}; see 'equipoise list tasks'")
+        raise UsageError(
+            f"unknown task '{name}'{did_you_mean(name, known)}; see 'equipoise list tasks'"
+        )
     return known[name]
 
 

@@ -31,7 +31,7 @@ from equipoise.tasks import TaskSpec, text
 from equipoise.tasks import tables as own
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.training.objectives import objective_of
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
 """A module, a function ``(shape of a sample, classes) -> module``, or the name of a model."""
@@ -178,7 +178,7 @@ def from_datasets(
     """See :meth:`equipoise.Task.from_datasets`."""
     if isinstance(model, str) and model not in MODELS:
         raise UsageError(
-            f"unknown model '{model}'{nearest(model, MODELS)}: choose {', '.join(MODELS)}"
+            f"unknown model '{model}'{did_you_mean(model, MODELS)}: choose {', '.join(MODELS)}"
         )
     start = _start(model, fresh)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.data.federated_dataset import Target
 from equipoise.training import metrics as metric_functions
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.pytree import Params
 
 __all__ = ["Objective", "balanced_class_weights", "objective_of"]
@@ -83,7 +83,7 @@ class Objective(ABC):
         """
         if primary not in self.metric_names:
             raise UsageError(
-                f"metric is '{primary}'{nearest(primary, self.metric_names)}: "
+                f"metric is '{primary}'{did_you_mean(primary, self.metric_names)}: "
                 f"{self.target.kind} has {', '.join(self.metric_names)}"
             )
         return (primary, *(name for name in self.default_metrics if name != primary))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 FORMAT = 3
 """Version of the run folder. Raise it when folders that exist can no longer be read."""
@@ -45,7 +45,7 @@ def config_text(options: Mapping[str, Any]) -> str:
 def parse_config(path: Path) -> dict[str, Any]:
     """Read option names and values from a file.
 
-    The config of a run is read by ``Folder.read_config``, which also checks it.
+    The config of a run is read by ``RunFolder.read_config``, which also checks it.
 
     Args:
         path: A YAML, TOML or JSON file, flat or with sections, or the `config.json` of a run.
@@ -111,7 +111,8 @@ def flatten_sections(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         else:
             sections = (*NAMED_SECTIONS, *PLAIN_SECTIONS)
             raise UsageError(
-                f"{source} has an unknown section '{name}'{nearest(key, sections)}: sections are "
+                f"{source} has an unknown section '{name}'{did_you_mean(key, sections)}: "
+                "sections are "
                 f"{', '.join(sections)}"
             )
         for option, inner_value in pairs.items():

@@ -41,7 +41,7 @@ def install_hint(extra: str) -> str:
     return f"pip install 'equipoise[{extra}]' (in a clone: pip install -e '.[{extra}]')"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Suggest similar names for an error message.
 
     Args:

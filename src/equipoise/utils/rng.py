@@ -72,7 +72,7 @@ def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.
     return words.view(np.int64)
 
 
-def cohort(seed: int, round: int, clients: int, participation: float) -> NDArray[np.int64]:
+def sample_cohort(seed: int, round: int, clients: int, participation: float) -> NDArray[np.int64]:
     """Sample the clients of a round, ascending. The sample is the same for all methods."""
     if participation >= 1.0:
         return np.arange(clients)

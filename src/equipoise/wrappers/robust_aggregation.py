@@ -35,7 +35,7 @@ from equipoise.core.report_validation import influence_factors, scale_weights
 from equipoise.core.task import SupervisedTask
 from equipoise.simulation.aggregation_guard import log_shrunk
 from equipoise.utils import pytree
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 CLIP_RULES = ("bound", "adaptive")
 SELECT_RULES = ("krum", "multikrum", "trust")
@@ -91,7 +91,8 @@ def with_robust_aggregation(method: Method, text: str) -> Method:
     name, _, number = text.partition(":")
     if name not in RULES:
         raise UsageError(
-            f"unknown rule '{name}'{nearest(name, RULES)}: robust must be one of {', '.join(RULES)}"
+            f"unknown rule '{name}'{did_you_mean(name, RULES)}: "
+            f"robust must be one of {', '.join(RULES)}"
         )
     try:
         value = float(number) if number else DEFAULT_VALUES.get(name, 0.0)

@@ -13,7 +13,7 @@ from equipoise.data.tabular.config import ColumnConfig, TableConfig
 from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, target_kind
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 SPLIT_NAMES = {**{name: i for i, name in enumerate(SPLITS)}, "validation": SPLITS.index("val")}
 """Texts of a split column (in lower case), as indices of `SPLITS`."""
@@ -33,7 +33,8 @@ def read_split_column(tables: ClientTables, column: str) -> tuple[ClientTables, 
     known = {name for table in tables.clients.values() for name in table.columns}
     if column not in known:
         raise UsageError(
-            f"{tables.source} has no column '{column}'{nearest(column, known)}: see --split-column"
+            f"{tables.source} has no column '{column}'{did_you_mean(column, known)}: "
+            "see --split-column"
         )
     clients = {}
     diagnostics = []

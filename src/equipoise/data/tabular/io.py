@@ -23,7 +23,7 @@ from equipoise.data.tabular.config import TableConfig, parse_names
 from equipoise.data.tabular.csv_reader import read_csv
 from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows, raise_problems
 from equipoise.data.tabular.table import ClientTables, Table, TableLike
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 SERVER = "server"
 """The name of the file in a folder (or table in Python) that holds the server's own rows."""
@@ -119,7 +119,7 @@ def split_by_client(
         columns = ", ".join(map(repr, table.columns))
         raise UsageError(
             f"{source} has no client column '{client_column}'"
-            f"{nearest(client_column, table.columns)}: see --client-column (it has {columns})"
+            f"{did_you_mean(client_column, table.columns)}: see --client-column (it has {columns})"
         )
     codes, names = table.columns[client_column].labels
     diagnostics = []
@@ -179,7 +179,7 @@ def _align(
     ignored = frozenset(parse_names(config.ignore_columns))
     known = {name for table in tables.clients.values() for name in table.columns}
     if unknown := sorted(ignored - known):
-        suggestion = nearest(unknown[0], known)
+        suggestion = did_you_mean(unknown[0], known)
         raise UsageError(
             f"{tables.source} has no column '{unknown[0]}'{suggestion}: see --ignore-columns"
         )

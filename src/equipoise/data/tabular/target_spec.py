@@ -24,7 +24,7 @@ from equipoise.data.tabular.dates import Floats
 from equipoise.data.tabular.diagnostics import Diagnostic
 from equipoise.data.tabular.statistics import ClientStatistics, ColumnStatistics, merge_columns
 from equipoise.data.tabular.table import Table
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.record import Record
 
 COMPARISONS: dict[str, Callable[[Floats, float], NDArray[np.bool_]]] = {
@@ -167,7 +167,7 @@ def parse_target(config: ColumnConfig, columns: Iterable[str], source: str) -> T
     for name, option in options.items():
         if name not in known:
             raise UsageError(
-                f"{source} has no column '{name}'{nearest(name, known)}: see --{option}"
+                f"{source} has no column '{name}'{did_you_mean(name, known)}: see --{option}"
             )
     return TargetSpec(target, event)
 

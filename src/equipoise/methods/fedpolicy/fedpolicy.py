@@ -48,7 +48,7 @@ from equipoise.methods._composition import ComposedMethod
 from equipoise.methods.fedpolicy import policies, state
 from equipoise.methods.fedpolicy.policies import PolicyConfig, PredictiveProbing
 from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 POLICIES: dict[str, type[policies.Policy]] = {
     "random": policies.RandomPart,
@@ -153,7 +153,7 @@ class FedPolicy(ComposedMethod):
             known = (*POLICIES, *self.sets.names)
             raise UsageError(
                 f"policy is '{self.policy}': must be one of {', '.join(known)}, or parts over the "
-                f"run such as full:0.8,none{nearest(self.policy, known)}"
+                f"run such as full:0.8,none{did_you_mean(self.policy, known)}"
             )
         return policies.SchedulePolicy(config, policies.parse_schedule(self.policy, self.sets))
 

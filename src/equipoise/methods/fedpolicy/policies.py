@@ -36,7 +36,7 @@ from equipoise.methods.fedpolicy.state import (
 from equipoise.rl import dqn
 from equipoise.rl.nn import DTYPE, add_to_buffer
 from equipoise.utils import rng
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 
 FULL_PART = 0  # the number of the whole model among the parts
 FULL_ROUNDS = 5  # all clients install the whole model at first
@@ -335,7 +335,7 @@ def parse_schedule(text: str, parts: BlockSets) -> tuple[tuple[str, float], ...]
     for name, _ in pairs:
         if name not in parts.names:
             problems.append(
-                f"'{name}' is none of {', '.join(parts.names)}{nearest(name, parts.names)}"
+                f"'{name}' is none of {', '.join(parts.names)}{did_you_mean(name, parts.names)}"
             )
     if problems:
         raise UsageError(f"policy is '{text}': {'; '.join(problems)}")

@@ -20,7 +20,7 @@ from equipoise.core.messages import ROLES, head_of
 from equipoise.core.report_validation import MAX_LOSS
 from equipoise.core.task import SupervisedTask
 from equipoise.rl.nn import DTYPE
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.pytree import tree_bytes
 
 FULL = "full"
@@ -92,7 +92,7 @@ class BlockSets:
                 if block not in task.info.blocks:
                     raise UsageError(
                         f"parts names block '{block}', and the model's blocks are "
-                        f"{', '.join(task.info.blocks)}{nearest(block, task.info.blocks)}"
+                        f"{', '.join(task.info.blocks)}{did_you_mean(block, task.info.blocks)}"
                     )
         for block, params in task.info.blocks.items():
             if params and self.column(task, block) is None:

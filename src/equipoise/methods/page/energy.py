@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.core import Client, DeviceProfile, LocalHParams, Params
 from equipoise.utils import rng
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.pytree import tree_bytes
 
 DEVICES = "devices"
@@ -100,7 +100,7 @@ def read_ranges(source: str) -> EnergyRanges:
     except OSError as error:
         raise UsageError(
             f"energy budget file '{source}' cannot be read: {error.strerror}"
-            f"{nearest(source, NAMED_BUDGETS)}"
+            f"{did_you_mean(source, NAMED_BUDGETS)}"
         ) from error
     except ValueError as error:
         raise UsageError(f"energy budget file '{source}' is not valid TOML: {error}") from error
@@ -108,7 +108,7 @@ def read_ranges(source: str) -> EnergyRanges:
         if name not in PARAMETERS:
             raise UsageError(
                 f"energy budget file '{source}': unknown parameter '{name}'"
-                f"{nearest(name, PARAMETERS)}"
+                f"{did_you_mean(name, PARAMETERS)}"
             )
         if not _is_range(value):
             raise UsageError(

@@ -25,7 +25,7 @@ from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse_attack as parse_attack
 from equipoise.tasks import AUTO_MODEL, TaskSpec, find_task
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.wrappers.deadline import with_deadline_epochs
 from equipoise.wrappers.differential_privacy import with_differential_privacy
 from equipoise.wrappers.loss_reporting import with_loss_reporting
@@ -37,7 +37,7 @@ OWNERS = ("run", "timing", "training", "privacy", "task", "method")
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class ExperimentConfig:
     """A complete, checked set of options. ``to_dict`` repeats the run."""
 
     run: RunConfig
@@ -50,7 +50,7 @@ class RunSettings:
     selection: SelectionPolicy
 
     @classmethod
-    def from_options(cls, given: Mapping[str, Any]) -> RunSettings:
+    def from_options(cls, given: Mapping[str, Any]) -> ExperimentConfig:
         """Build settings from options; what is not given has its default.
 
         Args:
@@ -131,7 +131,7 @@ class RunSettings:
             task_config = dataclasses.replace(task_config, preprocess_from="server")
         return cls(run, timing, training, privacy, task, task_config, method_config, selection())
 
-    def with_chosen_noise(self, num_clients: int, is_simulation: bool) -> RunSettings:
+    def with_chosen_noise(self, num_clients: int, is_simulation: bool) -> ExperimentConfig:
         """Choose the noise that the planned rounds need, if only `max_epsilon` was given.
 
         Args:
@@ -250,7 +250,7 @@ def _with_model_and_rounds(
         model = method.model if method.model in task.models else task.models[0]
     if model and model not in task.models:
         raise UsageError(
-            f"unknown model '{model}' for task '{task.name}'{nearest(model, task.models)}; "
+            f"unknown model '{model}' for task '{task.name}'{did_you_mean(model, task.models)}; "
             f"it takes: {', '.join(task.models) or 'none'}"
         )
     if model == AUTO_MODEL:  # the rounds follow from the model that is chosen
