@@ -82,8 +82,8 @@ def simulation(method, lie, **options):
 
 LIES = {
     "autopilot": ({}, "val", -5.0),
-    "fedpolicy": ({}, "part", 255),
-    "fedpolicy dqn": ({"policy": "dqn"}, "report", 1e150),
+    "fedpolicy": ({}, "scores", 1.5),
+    "fedpolicy dqn": ({"policy": "dqn"}, "scores", 1e150),
     "page": ({"warmup": 1}, "agent_action", 7.0),
     "page reward": ({"warmup": 1}, "agent_reward", 1e200),
 }
@@ -129,7 +129,7 @@ def test_the_same_on_flower(name, tmp_path):
 )  # which needs batch normalisation
 def test_every_report_is_declared(name):
     """A method whose clients upload more than models says which numbers are sound."""
-    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}]}
+    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "endgame"}]}
     for options in kinds.get(name, [{}]):
         method, seen = SUPERVISED[name](**options), set()
         try:

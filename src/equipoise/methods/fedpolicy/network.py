@@ -1,4 +1,4 @@
-"""The trained policy: what it observes of a federation, its network, and its file.
+"""The trained policy: what it observes of a federation, its weights, and its file.
 
 The policy observes clients by features without units, so that it carries over to models and data
 that it was not trained on. They come from *probes*: a client scores, on its validation rows and
@@ -10,8 +10,7 @@ Symbols: C clients, P = 4 parts (full, backbone, head, none), F features, H hidd
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from equipoise.rl.nn import DTYPE
 from equipoise.utils.errors import UsageError
 
 FEATURES = (
+    "one",
     "mean advantage of full",
     "mean advantage of backbone",
     "mean advantage of head",
@@ -39,6 +39,8 @@ FEATURES = (
     "installed the head",
     "log size",
     "uncertainty",
+    "share left x mean advantage of full",
+    "share left x own advantage of full",
 )
 """The F features of a client; see :func:`client_features`."""
 HIDDEN_UNITS = 16
@@ -47,6 +49,7 @@ SHIPPED_FILE = "trained.json"
 ROW_VARIANCE = 0.1  # of the difference of two scores on one row: how often two models disagree
 ADVANTAGE_SCALE = 5.0  # brings accuracy differences, relative to the best accuracy, to order one
 MAX_FEATURE = 3.0
+START_SLOPE = 4.0  # of the value of `full` in the share of the run that is left
 
 
 class Observation(NamedTuple):
@@ -98,77 +101,82 @@ def client_features(seen: Observation) -> Tensor:
     log_size = (size / mean(size).clamp(min=TINY)).clamp(min=TINY).log()
     installs = seen.installs.to(DTYPE)
     shape = (*accuracy.shape[:-1], 1)
+    left = seen.time_left.to(DTYPE)[..., None, None].expand(shape)
+    center = ADVANTAGE_SCALE * center.expand(*shape[:-1], 3)
+    own = ADVANTAGE_SCALE * own * known
     columns = [
-        ADVANTAGE_SCALE * center.expand(*shape[:-1], 3),
-        ADVANTAGE_SCALE * own * known,
+        torch.ones_like(left),
+        center,
+        own,
         2 * ADVANTAGE_SCALE * rise[..., :1].expand(shape),
         2 * ADVANTAGE_SCALE * rise[..., -1:].expand(shape),
-        seen.time_left.to(DTYPE)[..., None, None].expand(shape),
+        left,
         installs.mean(-2, keepdim=True).expand(*shape[:-1], 2),
         installs,
         log_size,
         ADVANTAGE_SCALE * noise.sqrt(),
+        left * center[..., :1],
+        left * own[..., :1],
     ]
     return torch.cat(columns, -1).clamp(-MAX_FEATURE, MAX_FEATURE)
 
 
-@dataclass(frozen=True)
-class PolicyNetwork:
-    """A network with one hidden layer: logits of the parts from the features of a client.
+class PolicyNetwork(NamedTuple):
+    """Values of the parts: a hidden layer beside a linear one.
 
     Attributes:
-        w1: `[F, H]`.
-        b1: `[H]`.
-        w2: `[H, P]`.
-        b2: `[P]`.
+        linear: `[F, P]`.
+        hidden: `[F, H]`; the first feature is one, so that biases are among the weights.
+        output: `[H, P]`.
     """
 
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
+    linear: Tensor
+    hidden: Tensor
+    output: Tensor
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return `[..., P]` for features `[..., F]`."""
-        return torch.tanh(features @ self.w1 + self.b1) @ self.w2 + self.b2
-
-    def save(self, path: Path, about: dict[str, object]) -> None:
-        """Write the network and a note on how it was trained as JSON."""
-        weights = {name: getattr(self, name).detach().tolist() for name in ("w1", "b1", "w2", "b2")}
-        rounded = json.loads(json.dumps(weights), parse_float=lambda text: round(float(text), 4))
-        content = {"about": about, "features": FEATURES, "parts": PAPER_PARTS, "weights": rounded}
-        path.write_text(json.dumps(content, indent=None) + "\n")
+        """Return the value of each part `[..., P]` for features `[..., F]`."""
+        return features @ self.linear + torch.tanh(features @ self.hidden) @ self.output
 
 
 def init_network(generator: torch.Generator) -> PolicyNetwork:
-    """Return a network that prefers `full` a little, whatever it observes."""
-    w1 = torch.randn(len(FEATURES), HIDDEN_UNITS, dtype=DTYPE, generator=generator)
-    w2 = torch.randn(HIDDEN_UNITS, len(PAPER_PARTS), dtype=DTYPE, generator=generator)
-    b2 = torch.zeros(len(PAPER_PARTS), dtype=DTYPE)
-    b2[0] = 1.0
-    zeros = torch.zeros(HIDDEN_UNITS, dtype=DTYPE)
-    return PolicyNetwork(w1 / math.sqrt(len(FEATURES)), zeros, 0.1 * w2, b2)
+    """Return the network of the schedule `full:0.7,none`, with other parts a little less likely."""
+    linear = torch.zeros(len(FEATURES), len(PAPER_PARTS), dtype=DTYPE)
+    linear[FEATURES.index("share of the run that is left"), 0] = START_SLOPE
+    linear[FEATURES.index("one")] = torch.tensor([-0.3 * START_SLOPE, -0.5, -0.5, 0.0], dtype=DTYPE)
+    hidden = torch.randn(len(FEATURES), HIDDEN_UNITS, dtype=DTYPE, generator=generator)
+    output = torch.zeros(HIDDEN_UNITS, len(PAPER_PARTS), dtype=DTYPE)
+    return PolicyNetwork(linear, hidden / len(FEATURES) ** 0.5, output)
+
+
+def save_network(network: PolicyNetwork, path: Path, about: Mapping[str, object]) -> None:
+    """Write a policy as JSON, with a note on how it was trained."""
+    layers = []
+    for name, layer in network._asdict().items():
+        rows = [f"[{', '.join(f'{value:.4f}' for value in row)}]" for row in layer.tolist()]
+        layers.append(f'"{name}": [\n' + ",\n".join(rows) + "]")
+    content = ",\n".join(layers)
+    path.write_text(
+        f'{{"about": {json.dumps(about)},\n"features": {json.dumps(FEATURES)},\n{content}}}\n'
+    )
 
 
 def load_network(path: str = "") -> PolicyNetwork:
-    """Read a policy that `equipoise train-policy` wrote; the shipped one if no path is given.
+    """Read a policy; the shipped one if no path is given.
 
     Raises:
-        UsageError: If the file cannot be read or is no such policy.
+        UsageError: If the file cannot be read or is no policy of `equipoise train-policy`.
     """
     shipped = resources.files("equipoise.methods.fedpolicy") / SHIPPED_FILE
-    source = Path(path) if path else shipped
     try:
-        content = json.loads(source.read_text())
-        if content["features"] != list(FEATURES) or content["parts"] != list(PAPER_PARTS):
-            raise ValueError("its features or parts are others")
-        weights = {
-            name: torch.tensor(value, dtype=DTYPE) for name, value in content["weights"].items()
-        }
-        network = PolicyNetwork(**weights)
-        logits = network.logits(torch.zeros(1, len(FEATURES), dtype=DTYPE))
+        content = json.loads((Path(path) if path else shipped).read_text())
+        if content["features"] != list(FEATURES):
+            raise ValueError("its features are others")
+        layers = [torch.tensor(content[name], dtype=DTYPE) for name in PolicyNetwork._fields]
+        network = PolicyNetwork(*layers)
+        logits = network.logits(torch.ones(1, len(FEATURES), dtype=DTYPE))
         if logits.shape != (1, len(PAPER_PARTS)) or not bool(torch.isfinite(logits).all()):
-            raise ValueError("its weights are damaged")
+            raise ValueError("its weights do not fit")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UsageError(
             f"policy_file is '{path}': cannot be read as a policy ({error}); write one with "

@@ -4,12 +4,16 @@ An episode is a whole small federation. Its clients and their needs are drawn an
 rows, rotated or scrambled inputs, permuted labels, and mixtures of these. At every decision the
 policy samples a part for each client, which holds it for a twelfth of the run. At the end
 
-    return_i = accuracy of client i's own model + TEAM_SHARE x mean accuracy of all own models
-               + GLOBAL_SHARE x accuracy of the global model on the clients' rows
+    return_i = accuracy of client i's own model
+               + TEAM_SHARE x mean (accuracy of own models + GLOBAL_SHARE x that of the global one)
+
+relative to the mean accuracy of own models. What the others gain must count much: a client that
+keeps its own model gains alone by it, and all lose when nobody shares.
 
 Every federation is played by `REPLICAS` teams with the same data, start and mini-batches, which
 differ only in the sampled parts; the mean return of a client over its replicas is the baseline of
-a policy gradient (REINFORCE, with the clipped ratio of PPO for several steps on one batch).
+the policy gradient (REINFORCE with the clipped ratio of PPO, arXiv:1707.06347, for several steps
+on one batch).
 
 All federations of a batch are computed in one stack: models are `[E, C, ...]` for E federations of
 C clients. A client is a network with one hidden layer, whose gradient is written by hand.
@@ -25,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.config.schema import Options, option
 from equipoise.methods.fedpolicy.network import (
     DECISIONS_PER_RUN,
     FOUR_PARTS,
@@ -33,12 +38,15 @@ from equipoise.methods.fedpolicy.network import (
     client_features,
     init_network,
 )
-from equipoise.methods.fedpolicy.state import FULL_STEP_WEIGHT
+from equipoise.methods.fedpolicy.state import FULL_STEP_WEIGHT, TINY
 from equipoise.rl.nn import DTYPE
 
-TEAM_SHARE = 0.5
+TEAM_SHARE = 4.0
 GLOBAL_SHARE = 0.25
 REPLICAS = 4
+CLIP = 0.2  # of the ratio of PPO
+STEPS_PER_BATCH = 4
+MIN_LEVEL = 0.05  # of the mean accuracy, by which returns are divided
 INPUTS = 20
 HIDDEN = 24
 CLASSES = 10
@@ -47,31 +55,34 @@ BATCH_ROWS = 10
 TEST_ROWS = 60
 STALENESS_DECAY = 0.5
 MAX_ROWS = 120  # training rows of a client
-CLIP = 0.2  # of the ratio of PPO
-EPOCHS_PER_BATCH = 4
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
-    """Options of a training run.
+class TrainingOptions(Options):
+    """Options of a training run."""
 
-    Attributes:
-        batches: Batches of episodes.
-        federations: Different federations in a batch, each with `REPLICAS` teams.
-        clients: Clients of a federation.
-        rounds: Rounds of a federation.
-        lr: Learning rate of Adam.
-        entropy: Weight of the entropy at the start; it falls to zero.
-        seed: Seed of everything.
-    """
+    batches: int = option(100, "batches of episodes", low=1)
+    federations: int = option(12, "federations in a batch, each played by several teams", low=1)
+    clients: int = option(10, "clients of a federation", low=2)
+    rounds: int = option(24, "rounds of a federation", low=2)
+    lr: float = option(0.015, "learning rate of Adam in the first batch; it falls to 0", above=0)
+    entropy: float = option(0.01, "weight of the entropy in the first batch; falls to 0", low=0)
+    seed: int = option(1, "seed of everything", low=0)
 
-    batches: int = 150
-    federations: int = 12
-    clients: int = 10
-    rounds: int = 24
-    lr: float = 0.01
-    entropy: float = 0.01
-    seed: int = 1
+
+def describe(options: TrainingOptions) -> dict[str, object]:
+    """Return a note for the file of a policy: its command and what it was trained on."""
+    defaults = TrainingOptions()
+    given = [
+        f"--{name} {value}"
+        for name, value in vars(options).items()
+        if name != "seed" and value != getattr(defaults, name)
+    ]
+    episodes = options.batches * options.federations * REPLICAS
+    return {
+        "command": " ".join(["equipoise train-policy --seed", str(options.seed), *given]),
+        "episodes": f"{episodes} federations of {options.clients} clients, {options.rounds} rounds",
+    }
 
 
 class Federations(NamedTuple):
@@ -187,11 +198,12 @@ def draw_federations(count: int, clients: int, generator: torch.Generator) -> Fe
 
 def repeat(data: Federations, replicas: int) -> Federations:
     """Return every federation several times, in the order 0, 0, 0, 0, 1, 1, ..."""
-    tensors = [
-        value.repeat_interleave(replicas, 0) if isinstance(value, Tensor) else value
-        for value in data
-    ]
-    return Federations(*tensors[:-1], tuple(k for k in data.kind for _ in range(replicas)))
+    repeated = {
+        name: value.repeat_interleave(replicas, 0)
+        for name, value in data._asdict().items()
+        if isinstance(value, Tensor)
+    }
+    return data._replace(**repeated, kind=tuple(k for k in data.kind for _ in range(replicas)))
 
 
 class Model(NamedTuple):
@@ -384,13 +396,14 @@ def play(
     )
 
 
-def advantages(episode: Episode, replicas: int) -> Tensor:
+def advantages(episode: Episode) -> Tensor:
     """Return each client's return less its mean over replicas `[E, C]`, in units of its spread."""
-    team = episode.personal.mean(1, keepdim=True)
-    shared = TEAM_SHARE * team + GLOBAL_SHARE * episode.global_.mean(1, keepdim=True)
-    returns = ((episode.personal + shared) / team.clamp(min=0.05)).unflatten(0, (-1, replicas))
+    own = episode.personal
+    team = own.mean(1, keepdim=True)
+    shared = team + GLOBAL_SHARE * episode.global_.mean(1, keepdim=True)
+    returns = ((own + TEAM_SHARE * shared) / team.clamp(min=MIN_LEVEL)).unflatten(0, (-1, REPLICAS))
     differences = (returns - returns.mean(1, keepdim=True)).flatten(0, 1)
-    return differences / differences.std().clamp(min=1e-6)
+    return differences / differences.square().mean().sqrt().clamp(min=TINY)
 
 
 def train(
@@ -406,45 +419,54 @@ def train(
         The policy.
     """
     generator = torch.Generator().manual_seed(options.seed)
-    network = init_network(generator)
-    weights = [value.requires_grad_() for value in vars(network).values()]
-    optimizer = torch.optim.Adam(weights, lr=options.lr)
+    network = PolicyNetwork(*(layer.requires_grad_() for layer in init_network(generator)))
+    optimizer = torch.optim.Adam(list(network), lr=options.lr)
     for batch in range(1, options.batches + 1):
-        progress = (batch - 1) / options.batches
+        left = 1.0 - (batch - 1) / options.batches
         data = repeat(draw_federations(options.federations, options.clients, generator), REPLICAS)
-
-        def sample(features: Tensor, over: float) -> Tensor:
-            chances = torch.softmax(network.logits(features), -1).flatten(0, -2)
-            drawn = torch.multinomial(chances, 1, generator=generator)
-            return drawn.reshape(features.shape[:-1])
-
         with torch.no_grad():
-            episode = play(data, options.rounds, REPLICAS, sample, generator)
-            advantage = advantages(episode, REPLICAS)
-            old = _log_chances(network, episode)
-        for _ in range(EPOCHS_PER_BATCH):
-            ratio = (_log_chances(network, episode) - old).exp()
+            choose = sampled(network, generator)
+            episode = play(data, options.rounds, REPLICAS, choose, generator)
+            advantage = advantages(episode).to(DTYPE)
+            old = log_chances(network, episode)
+        for group in optimizer.param_groups:
+            group["lr"] = options.lr * left
+        for _ in range(STEPS_PER_BATCH):
+            ratio = (log_chances(network, episode) - old).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
             logs = torch.log_softmax(network.logits(episode.features), -1)
             entropy = -(logs.exp() * logs).sum(-1).mean()
-            loss = -gain.mean() - options.entropy * (1 - progress) * entropy
-            optimizer.param_groups[0]["lr"] = options.lr * (1 - 0.9 * progress)
             optimizer.zero_grad()
-            loss.backward()
+            (-gain.mean() - options.entropy * left * entropy).backward()
             optimizer.step()
         on_batch(batch, episode, network)
-    return network
+    return PolicyNetwork(*(layer.detach() for layer in network))
 
 
-def _log_chances(network: PolicyNetwork, episode: Episode) -> Tensor:
+def log_chances(network: PolicyNetwork, episode: Episode) -> Tensor:
     """Return the log probability of every action `[D, E, C]`."""
-    logs = torch.log_softmax(network.logits(episode.features), -1)
-    return logs.gather(-1, episode.actions[..., None])[..., 0].to(DTYPE)
+    logs: Tensor = torch.log_softmax(network.logits(episode.features), -1)
+    return logs.gather(-1, episode.actions[..., None])[..., 0]
+
+
+def sampled(network: PolicyNetwork, generator: torch.Generator) -> Choose:
+    """Return the choice of parts by chance, as likely as the policy has them."""
+
+    def choose(features: Tensor, over: float) -> Tensor:
+        chances = torch.softmax(network.logits(features), -1).flatten(0, -2)
+        drawn = torch.multinomial(chances, 1, generator=generator)
+        return drawn.reshape(features.shape[:-1])
+
+    return choose
 
 
 def greedy(network: PolicyNetwork) -> Choose:
     """Return the choice of the most likely part."""
-    return lambda features, over: network.logits(features).argmax(-1)
+
+    def choose(features: Tensor, over: float) -> Tensor:
+        return network.logits(features).argmax(-1)
+
+    return choose
 
 
 def schedule(*steps: tuple[str, float]) -> Choose:
