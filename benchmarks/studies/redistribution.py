@@ -1,4 +1,4 @@
-"""FedPolicy's policies beside schedules, fixed parts and baselines, with rates that fall for all."""
+"""FedPolicy's policies beside schedules, parts and baselines, with rates that fall for all."""
 
 from __future__ import annotations
 
@@ -69,9 +69,11 @@ def cells(results: Results) -> list[Cell]:
     )
     rank = {seed: number for number, seed in enumerate((*FRESH[:2], *CHOOSING, *FRESH[2:]))}
 
+    later = (*MORE_BASELINES, *JOINT, *CONTROLS, "dqn", "endgame")
+
     def order(cell: Cell) -> tuple[bool, bool, int]:
         axes = cell.axes
-        return axes["population"] in PAPER, axes["variant"] in MORE_BASELINES, rank[axes["seed"]]
+        return axes["population"] in PAPER, axes["variant"] in later, rank[axes["seed"]]
 
     return sorted(every, key=order)
 
@@ -84,7 +86,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         spent += log["bytes"]["down"] + log["bytes"]["up"]
         if "trained" in log:
             curve.append([log["round"], percent(log["personal"]), percent(log["global"]), spent])
-    notes = [log.get("notes", {}) for log in done.logs]
+    notes = [log["logged"] for log in done.logs]
     parts = [note["part"] for note in notes if "part" in note]
     last = done.logs[-1]
     return {
@@ -154,6 +156,11 @@ def relative(key: str) -> Any:
     return made
 
 
+def on_nine(results: Results, variant: str) -> list[Record]:
+    """Return the cells of a variant in the nine populations."""
+    return [record for name in SCENARIOS for record in found(results, name, variant)]
+
+
 def beside_schedule(results: Results) -> list[str]:
     """Each policy less the schedule full:0.8,none, paired by population and seed."""
     rows = []
@@ -161,12 +168,8 @@ def beside_schedule(results: Results) -> list[str]:
         row: list[Any] = [name]
         for key in ("personal", "tuned", "global"):
             mine, other = (
-                {
-                    (r["population"], r["seed"]): r[key]
-                    for p in SCENARIOS
-                    for r in found(results, p, v)
-                }
-                for v in (name, "full:0.8,none")
+                {(r["population"], r["seed"]): r[key] for r in on_nine(results, variant)}
+                for variant in (name, "full:0.8,none")
             )
             common = sorted(mine.keys() & other.keys())
             pairs = paired_difference([mine[c] for c in common], [other[c] for c in common])
@@ -182,11 +185,9 @@ def scores(key: str) -> Any:
     def made(results: Results) -> list[str]:
         rows: list[list[Any]] = []
         for name in VARIANTS:
-            row: list[Any] = [name]
-            for population in POPULATIONS:
-                row.append(spread(r[key] for r in found(results, population, name)))
-            if any(row[1:]):
-                rows.append(row)
+            values = [spread(r[key] for r in found(results, p, name)) for p in POPULATIONS]
+            if any(value != "-" for value in values):
+                rows.append([name, *values])
         return table(["variant", *POPULATIONS], rows)
 
     return made

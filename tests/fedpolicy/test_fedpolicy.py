@@ -92,7 +92,7 @@ def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_scores() -> Non
     for log in logs[:-1]:
         assert log.logged["probes"] == 6
         assert log.bytes.down == 6 * (sum(sizes(task)) + words)
-    last = FOUR.membership[torch.tensor(logs[-1].logged["part"])]
+    last = FOUR.membership[torch.tensor(logs[-1].logged["part"]).long()]
     assert logs[-1].logged["probes"] == 0
     assert logs[-1].bytes.down == int((last * torch.tensor(sizes(task))).sum()) + 6 * words
     assert logs[-1].bytes.up == 6 * (sum(sizes(task)) + 4 * 8)  # four scores
@@ -154,7 +154,8 @@ def test_both_executors_agree_on_joint(options: dict[str, Any]) -> None:
         simulate(method, small_task(), 8, executor) for executor in ("loop", "stacked")
     )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
-    assert len({part for log in stacked.logs for part in log.logged["part"]}) > 1
+    if options:
+        assert len({part for log in stacked.logs for part in log.logged["part"]}) > 1
     assert stacked.logs[-1].train["epochs"].min == 8
     assert stacked.logs[-1].train["lr"].mean < TRAINING.lr  # it decays
 
