@@ -132,7 +132,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         spent += log["bytes"]["down"] + log["bytes"]["up"]
         if "trained" in log:
             curve.append([log["round"], percent(log["personal"]), percent(log["global"]), spent])
-    notes = [log["logged"] for log in done.logs]
+    notes = [log.get("logged", {}) for log in done.logs]
     steps = [log["steps"] for log in done.logs]
     names = ("last_probe_error", "prediction_error")
     errors = {name: mean(note.get(name) for note in notes) for name in names}

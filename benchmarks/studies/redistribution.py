@@ -86,7 +86,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         spent += log["bytes"]["down"] + log["bytes"]["up"]
         if "trained" in log:
             curve.append([log["round"], percent(log["personal"]), percent(log["global"]), spent])
-    notes = [log["logged"] for log in done.logs]
+    notes = [log.get("logged", {}) for log in done.logs]
     parts = [note["part"] for note in notes if "part" in note]
     last = done.logs[-1]
     return {
