@@ -1,5 +1,6 @@
-"""``python -m benchmarks.what_pays`` writes docs/what-pays.md from the committed results; a test
-compares it.
+"""Write docs/explanation/what-pays.md from committed results.
+
+``python -m benchmarks.what_pays`` runs it; a test compares the page.
 
 Every row is a difference over cells that share all but one thing: first the mean over the seeds of
 each federation, then mean and 95 % interval over federations; over seeds where there is one
@@ -18,7 +19,7 @@ from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.lab.tables import table
 from equipoise.report.statistics import PairedDifference, paired_difference
 
-PAGE = ROOT / "docs" / "what-pays.md"
+PAGE = ROOT / "docs" / "explanation" / "what-pays.md"
 Value = Callable[[Record], float | None]
 
 
@@ -338,7 +339,7 @@ def page() -> str:
 
 def _row(question: Question, found: PairedDifference, federations: int, pairs: int) -> list[Any]:
     points = f"{found.mean:+.1f} ± {found.high - found.mean:.1f}"
-    where = f"[{question.study}](../benchmarks/results/{question.study}/README.md)"
+    where = f"[{question.study}](../../benchmarks/results/{question.study}/README.md)"
     words = [question.decision, question.setting, question.instead, question.column]
     return [*words, points, federations, pairs, where]
 

@@ -34,7 +34,7 @@ def pages() -> dict[Path, list[str]]:
     runs = [table(of_config(config, owner)) for config, owner in configs]
     return {
         **methods,
-        DOCS / "options.md": [
+        DOCS / "reference" / "options.md": [
             *runs,
             table(of_config(PrivacyConfig, "privacy")),
             table(of_config(ResourceConfig, "run")),

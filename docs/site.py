@@ -18,30 +18,30 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results"
 API = (
-    *("equipoise", "equipoise.core", "equipoise.core.messages", "equipoise.core.client"),
-    *("equipoise.core.server", "equipoise.core.task", "equipoise.core.method"),
-    *(
-        "equipoise.config.schema",
-        "equipoise.config.schema",
-        "equipoise.settings.experiment_config",
-        "equipoise.settings.option_registry",
-        "equipoise.experiment.runner",
-        "equipoise.experiment.compare",
-        "equipoise.experiment.tune",
-    ),
-    *(
-        "equipoise.experiment.export",
-        "equipoise.tasks.tables",
-        "equipoise.models",
-        "equipoise.data.partition",
-    ),
-    *(
-        "equipoise.records.rounds",
-        "equipoise.records.rounds",
-        "equipoise.records.summary",
-        "equipoise.records.run_dir",
-    ),
-    *("equipoise.rl.ddpg", "equipoise.report.html", "equipoise.report.trackers"),
+    "equipoise",
+    "equipoise.sklearn",
+    "equipoise.core",
+    "equipoise.core.messages",
+    "equipoise.core.client",
+    "equipoise.core.server",
+    "equipoise.core.task",
+    "equipoise.core.method",
+    "equipoise.config.schema",
+    "equipoise.settings.experiment_config",
+    "equipoise.settings.option_registry",
+    "equipoise.experiment.runner",
+    "equipoise.experiment.compare",
+    "equipoise.experiment.tune",
+    "equipoise.experiment.export",
+    "equipoise.tasks.tables",
+    "equipoise.models",
+    "equipoise.data.partition",
+    "equipoise.records.rounds",
+    "equipoise.records.summary",
+    "equipoise.records.run_dir",
+    "equipoise.rl.ddpg",
+    "equipoise.report.html",
+    "equipoise.report.trackers",
 )
 SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
@@ -60,8 +60,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             for f in sorted(ROOT.glob(f"{RESULTS}/*/README.md"))
         },
         **{f"{RESULTS}/{f.stem}.md": _measured(f) for f in sorted(ROOT.glob(f"{RESULTS}/*.json"))},
-        **{f"reference/{name}.md": f"# {name}\n\n::: {name}\n" for name in API},
-        "reference/index.md": "# API\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in API),
+        **{f"api/{name}.md": f"# {name}\n\n::: {name}\n" for name in API},
+        "api/index.md": "# API\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in API),
     }
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
@@ -130,8 +130,8 @@ def _source_of(uri: str) -> str:
 
 def _page_of(source: str) -> str:
     """The page that shows a file of the repository; the inverse of :func:`_source_of`, and more."""
-    if source in ("docs/methods", "docs/reference"):
-        return f"{source.removeprefix('docs/')}/index.md"
+    if source == "docs/methods":
+        return "methods/index.md"
     if source.startswith("src/equipoise/"):
         module = (
             source.removeprefix("src/")
@@ -139,7 +139,7 @@ def _page_of(source: str) -> str:
             .replace("/", ".")
             .removesuffix(".__init__")
         )
-        return f"reference/{module}.md"
+        return f"api/{module}.md"
     known = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
     if source.startswith("examples"):
         return "examples.md"
@@ -165,10 +165,8 @@ def _spelt(nav: list[Any], uris: list[str]) -> list[Any]:
                     ]
                 }
             ]
-        if item == "*":
-            return [uri for uri in uris if "/" not in uri and uri not in written]
         if item.endswith("/*"):
-            found = [uri for uri in uris if uri.startswith(item[:-1])]
+            found = [uri for uri in uris if uri.startswith(item[:-1]) and uri not in written]
             return sorted(
                 found,
                 key=lambda uri: (posixpath.basename(uri) not in ("index.md", "README.md"), uri),

@@ -5,15 +5,13 @@ equipoise run --task gym --env-id examples/own_environment.py:Heater --agents 2 
     --env-kwargs '[{"wanted": 19}, {}]'
 """
 
-import json
 import sys
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.experiment.runner import run
-from equipoise.settings.experiment_config import ExperimentConfig
+import equipoise as eq
 
 Seen = npt.NDArray[np.float32]
 
@@ -55,23 +53,20 @@ class Heater(gymnasium.Env[Seen, np.int64]):
 
 
 def main(folder: str = "runs/heaters", rounds: str = "20") -> None:
-    each = json.dumps([{"wanted": 17 + 2 * k} for k in range(4)])
-    options = {
-        "task": "gym",
-        "env_id": f"{__file__}:Heater",
-        "env_kwargs": each,
-        "agents": 4,
-        "epochs": 50,
-    }
+    rooms = [{"wanted": 17 + 2 * k} for k in range(4)]  # keyword arguments of each agent's Heater
+    task = eq.Task.from_environment(Heater, rooms)
     for method in ("dqnavg", "pfeddqn-rep"):
-        summary = run(
-            ExperimentConfig.from_options({**options, "method": method, "rounds": int(rounds)}),
+        run = eq.run(
             f"{folder}/{method}",
+            method=method,
+            task=task,
+            rounds=int(rounds),
+            epochs=50,
             overwrite=True,
         )
+        final = run.final
         print(
-            f"{method}: received {summary.received.return_:.0f}, "
-            f"trained {summary.trained.return_:.0f}"
+            f"{method}: received {final.received.return_:.0f}, trained {final.trained.return_:.0f}"
         )
 
 

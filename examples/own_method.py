@@ -12,14 +12,13 @@ from typing import ClassVar
 import torch
 
 import equipoise as eq
-from equipoise.core import Capabilities
 
 
 @dataclass(frozen=True)
 class Cautious(eq.Method):
     """Decision 4, the client's half: what to install of what came down. All else is FedAvg's."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_previous_model=True)
+    capabilities: ClassVar[eq.Capabilities] = eq.Capabilities(needs_previous_model=True)
 
     sharpness: float = eq.option(20.0, "how strongly the better model is preferred", low=0.0)
 

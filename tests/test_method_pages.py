@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import options
+from docs import comparisons, options
 from equipoise.methods import all_methods
 
 METHODS = all_methods()
@@ -40,3 +40,29 @@ def test_a_changed_default_is_seen() -> None:
     edited = page.read_text().replace("| `mu` | 0.01 |", "| `mu` | 0.02 |")
     assert edited != page.read_text()
     assert options.rewritten(edited, options.pages()[page]) == page.read_text()
+
+
+@pytest.mark.parametrize("page", comparisons.pages(), ids=lambda page: page.stem)
+def test_the_page_shows_the_rows_of_the_results(page: Path) -> None:
+    expected = [comparisons.pages()[page]]
+    assert comparisons.shown(page) == expected, "run: python docs/comparisons.py"
+
+
+def test_figures_are_those_of_the_results_page() -> None:
+    """FedAvg's first row is the one of Synthetic, read here with plain string operations."""
+    results = comparisons.RESULTS / "synthetic" / "README.md"
+    row = next(line for line in results.read_text().splitlines() if line.startswith("| fedavg |"))
+    score = row.split("|")[2].strip()
+    page = (options.DOCS / "methods" / "fedavg.md").read_text()
+    assert f"global %: {score};" in page
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_says_when_to_use_the_method_and_has_the_usual_sections(name: str) -> None:
+    text = (options.DOCS / "methods" / f"{name}.md").read_text()
+    wanted = ["## When to use it", "## Options", "## How it compares"]
+    places = [text.find(f"\n{heading}\n") for heading in wanted]
+    assert -1 not in places, dict(zip(wanted, places, strict=True))
+    assert places == sorted(places)
+    assert "- **Yes**: " in text
+    assert "- **No**: " in text

@@ -1,7 +1,7 @@
 """Federated learning among heterogeneous clients.
 
-The public names are in ``__all__`` and in docs/reference.md. Importing this package is quick: a
-name, and PyTorch with it, is loaded when it is first used.
+The public names are in ``__all__`` and in docs/reference/python.md. Importing this package is
+quick: a name, and PyTorch with it, is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __al
     from equipoise import methods
     from equipoise.api import callbacks
     from equipoise.api.inputs import private, robust, secure
-    from equipoise.api.results import Chosen, Comparison, Run, compare
+    from equipoise.api.results import Chosen, Comparison, Newcomer, Run, compare
     from equipoise.api.run import open, open_choice, run
     from equipoise.api.task import Task
     from equipoise.config.schema import constant, cosine, linear, steps
@@ -23,11 +23,13 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __al
         Capabilities,
         Client,
         ClientUpdate,
+        DelegatingMethod,
         LocalHParams,
         Method,
         Params,
         Pool,
         ProximalTerm,
+        Scheduled,
         SelectionPolicy,
         Server,
         ServerMessage,
@@ -45,12 +47,15 @@ __all__ = [
     "Client",
     "ClientUpdate",
     "Comparison",
+    "DelegatingMethod",
     "LocalHParams",
     "Method",
+    "Newcomer",
     "Params",
     "Pool",
     "ProximalTerm",
     "Run",
+    "Scheduled",
     "SelectionPolicy",
     "Server",
     "ServerMessage",
@@ -79,7 +84,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "equipoise.api.results": ("Chosen", "Comparison", "Run", "compare"),
+    "equipoise.api.results": ("Chosen", "Comparison", "Newcomer", "Run", "compare"),
     "equipoise.api.inputs": ("private", "robust", "secure"),
     "equipoise.api.run": ("open", "open_choice", "run"),
     "equipoise.api.task": ("Task",),

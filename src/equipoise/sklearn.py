@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ except ImportError as error:
         "in a clone pip install -e '.[sklearn]'"
     ) from error
 
+from equipoise.api.errors import in_python_words
+from equipoise.api.frames import Predictions, in_kind_of, is_frame
 from equipoise.api.inputs import GivenMethod, merge_options
 from equipoise.api.results import Comparison, Run, compare
 from equipoise.api.task import Task
@@ -61,8 +63,8 @@ ONLY_CLIENT = "all"
 TARGET = "target"
 EVENT = "event"
 Array = NDArray[Any]
-Predictions: TypeAlias = Any
-"""A NumPy array; after `set_output(transform="pandas")` a series or frame."""
+CONTAINERS = ("default", "input", "pandas", "polars", "pyarrow")
+"""Values of `set_output`."""
 
 
 class ClientModel:
@@ -153,7 +155,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             settings = settings_of(merge_options(self.method, task, {**shares, **given}))
             run_settings(settings, folder, overwrite=self.out is None)
         except UsageError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(in_python_words(str(error))) from error
         self.run_ = Run(folder)
         self._load_models(RunFolder(folder), names)
         return self
@@ -221,6 +223,20 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
 
     # ---------------------------------------------------------------- predicting
 
+    def predict(self, X: object, clients: object = None) -> Predictions:
+        """Predict each row: its class, its number, or its log relative hazard.
+
+        Args:
+            X: Rows `[rows, columns]`.
+            clients: Client of each row, whose personal model is used. An unknown client, and rows
+                without clients, get the global model.
+
+        Returns:
+            Predictions `[rows]`: classes in the type that `fit` was given, numbers, or risks, of
+            which a higher one means an earlier event.
+        """
+        return self._container(self._decode(self._outputs(X, clients)), X)
+
     def _outputs(self, X: object, clients: object) -> Array:
         """Return the outputs of each row's model `[rows, outputs]`."""
         check_is_fitted(self, "run_")
@@ -269,25 +285,24 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         """Choose the container of predictions.
 
         Args:
-            transform: `pandas` for series and frames with the index of the rows; `default` for
-                NumPy arrays. None changes nothing.
+            transform: `pandas`, `polars` or `pyarrow` for series and frames of that library;
+                `input` for the kind of data frame that the rows are; `default` for NumPy arrays,
+                which scorers of scikit-learn need. Of pandas the index of the rows is kept. None
+                changes nothing.
         """
-        if transform not in (None, "default", "pandas"):
-            raise ValueError(f"transform is {transform!r}: must be 'default' or 'pandas'")
+        if transform not in (None, *CONTAINERS):
+            raise ValueError(f"transform is {transform!r}: must be one of {', '.join(CONTAINERS)}")
         if transform is not None:
             self._output_container = transform
         return self
 
     def _container(self, values: Array, X: object) -> Predictions:
         """Return predictions in the container that `set_output` chose."""
-        if getattr(self, "_output_container", "default") == "default":
+        container = getattr(self, "_output_container", "default")
+        if container == "default":
             return values
-        import pandas
-
-        index = getattr(X, "index", None)
-        if values.ndim == 1:
-            return pandas.Series(values, index=index, name="prediction")
-        return pandas.DataFrame(values, index=index, columns=getattr(self, "classes_", None))
+        kind = "" if container == "input" else container
+        return in_kind_of(X, values, getattr(self, "classes_", ()), kind)
 
     # ---------------------------------------------------------------- models and results
 
@@ -349,7 +364,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                 **{name: value for name, value in options.items() if value is not None},
             )
         except UsageError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(in_python_words(str(error))) from error
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the training rows out of a pickle."""
@@ -407,19 +422,6 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         names = np.array([f"class {place:0{width}d}" for place in range(len(self.classes_))])
         return self._fit(columns, {TARGET: names[codes]}, clients)
 
-    def predict(self, X: object, clients: object = None) -> Predictions:
-        """Return the class of each row.
-
-        Args:
-            X: Rows `[rows, columns]`.
-            clients: Client of each row, whose personal model is used. An unknown client, and rows
-                without clients, get the global model.
-
-        Returns:
-            Classes `[rows]`, in the type that `fit` was given.
-        """
-        return self._container(self._decode(self._outputs(X, clients)), X)
-
     def predict_proba(self, X: object, clients: object = None) -> Predictions:
         """Return the probability of each class `[rows, classes]`; see `predict`."""
         return self._container(_softmax(self._outputs(X, clients)), X)
@@ -460,19 +462,6 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         values = check_array(_column(y), ensure_2d=False, dtype=np.float64)
         check_consistent_length(*columns.values(), values)
         return self._fit(columns, {TARGET: values}, clients)
-
-    def predict(self, X: object, clients: object = None) -> Predictions:
-        """Return the predicted number of each row.
-
-        Args:
-            X: Rows `[rows, columns]`.
-            clients: Client of each row, whose personal model is used. An unknown client, and rows
-                without clients, get the global model.
-
-        Returns:
-            Numbers `[rows]`.
-        """
-        return self._container(self._decode(self._outputs(X, clients)), X)
 
     def score(self, X: object, y: object, clients: object = None) -> float:
         """Return R²; see `predict`."""
@@ -516,18 +505,6 @@ class FederatedSurvival(_FederatedEstimator):
         check_consistent_length(*columns.values(), time)
         return self._fit(columns, {TARGET: time, EVENT: event.astype(np.int64)}, clients)
 
-    def predict(self, X: object, clients: object = None) -> Predictions:
-        """Return the log relative hazard of each row; higher means earlier events.
-
-        Args:
-            X: Rows `[rows, columns]`.
-            clients: Client of each row; see `FederatedClassifier.predict`.
-
-        Returns:
-            Risks `[rows]`.
-        """
-        return self._container(self._decode(self._outputs(X, clients)), X)
-
     def score(self, X: object, y: object, clients: object = None) -> float:
         """Return Harrell's concordance index of the predicted risks."""
         event, time = _event_and_time(y)
@@ -545,13 +522,13 @@ class FederatedSurvival(_FederatedEstimator):
 
 def _as_frame(X: Any) -> Any:
     """Return a pandas frame of rows that are a data frame of any kind; None for arrays."""
-    if hasattr(X, "columns") and hasattr(X, "iloc"):
-        return X
-    if hasattr(X, "__dataframe__") or hasattr(X, "column_names"):
-        import narwhals
+    if hasattr(X, "iloc"):
+        return X if hasattr(X, "columns") else None
+    if not is_frame(X):
+        return None
+    import narwhals
 
-        return narwhals.from_native(X, eager_only=True).to_pandas()
-    return None
+    return narwhals.from_native(X, eager_only=True).to_pandas()
 
 
 def _client_names(columns: Mapping[str, Array], clients: object) -> Array:

@@ -50,7 +50,7 @@ def test_every_public_name_is_there_for_users_editors_and_readers() -> None:
     assert all(getattr(eq, name) is not None for name in eq.__all__)
     assert imported_for_types(Path(eq.__file__)) | {"UsageError"} == set(eq.__all__)
     assert set(eq.__all__) <= set(dir(eq))
-    page = (ROOT / "docs" / "reference.md").read_text()
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
     assert [name for name in eq.__all__ if not re.search(rf"\beq\.{name}\b", page)] == []
     with pytest.raises(AttributeError, match="no attribute 'add_task'"):
         _ = eq.add_task
@@ -78,7 +78,7 @@ def shortened(text: str) -> str:
 
 
 def test_the_readme_and_the_start_run(here: Path) -> None:
-    for page in ("README.md", "docs/start.md"):
+    for page in ("README.md", "docs/tutorials/first-run.md"):
         names: dict[str, Any] = {}
         assert blocks(page)
         for block in blocks(page):
@@ -89,7 +89,7 @@ def test_the_readme_and_the_start_run(here: Path) -> None:
 def test_the_reference_runs(here: Path) -> None:
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     names: dict[str, Any] = {"__name__": "reference"}
-    for block in blocks("docs/reference.md"):
+    for block in blocks("docs/reference/python.md"):
         exec(block, names)
 
 
@@ -104,8 +104,9 @@ def tables() -> dict[str, dict[str, Any]]:
 
 def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra data is not installed")
+    pandas = pytest.importorskip("pandas", reason="the extra sklearn is not installed")
     names: dict[str, Any] = {"__name__": "own"}
-    for block in blocks("docs/own-method.md"):
+    for block in blocks("docs/tutorials/own-method.md"):
         exec(shortened(block), names)
     (here / "clinics").mkdir()
     for name, table in tables().items():
@@ -122,9 +123,13 @@ def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
         "clients": clients,
         "net": nn.Linear(1, 2),
         "new_rows": [[40.0]],
+        "frame": pandas.concat(
+            [pandas.DataFrame(table).assign(hospital=name) for name, table in tables().items()]
+        ),
     }
-    for block in blocks("docs/own-data.md"):
+    for block in blocks("docs/how-to/own-data.md"):
         exec(block, own)
+    assert set(own["frame"]["predicted"]) <= {"num <= 0", "num > 0"}
 
 
 def test_the_notebook_runs(here: Path) -> None:

@@ -190,7 +190,7 @@ def test_all_methods_means_those_that_suit(tmp_path, capsys):
 
 
 def test_the_method_of_the_guide_runs(tmp_path):
-    guide = (Path(__file__).parents[2] / "docs" / "own-method.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "tutorials" / "own-method.md").read_text()
     (tmp_path / "cautious.py").write_text(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1])
     run = [
         "run",

@@ -55,8 +55,8 @@ def test_every_method_is_in_the_index_and_the_navigation(site: Path) -> None:
 
 def test_every_guide_is_in_the_navigation(site: Path) -> None:
     nav = (site / "index.html").read_text().partition("<article")[0]
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f'href="{page.stem}.html"' in nav, page.stem
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f'href="{page.relative_to(ROOT / "docs").with_suffix(".html")}"' in nav, page
 
 
 def test_results_are_those_that_are_committed(site: Path) -> None:
@@ -73,7 +73,7 @@ def test_results_are_those_that_are_committed(site: Path) -> None:
 
 
 def test_links_of_the_repository_lead_to_pages(site: Path) -> None:
-    assert 'href="reference/equipoise.core.html"' in (site / "concepts.html").read_text()
+    assert 'href="../api/equipoise.core.html"' in (site / "explanation/concepts.html").read_text()
     assert (
         'href="../benchmarks/results/q/index.html"'
         in (site / "methods" / "fedsynq.html").read_text()
@@ -81,7 +81,7 @@ def test_links_of_the_repository_lead_to_pages(site: Path) -> None:
 
 
 def test_the_api_has_docstrings(site: Path) -> None:
-    page = (site / "reference" / "equipoise.core.html").read_text()
+    page = (site / "api" / "equipoise.core.html").read_text()
     assert "Base classes and message types" in page
     assert ":class:" not in page
 
@@ -96,12 +96,12 @@ def test_examples_are_shown_in_full(site: Path) -> None:
     ("word", "page"),
     [
         ("SCAFFOLD", "methods/scaffold"),
-        ("certificates", "deploy"),
+        ("certificates", "how-to/deploy"),
         ("autopilot", "methods/autopilot"),
     ],
 )
 def test_search_works_from_the_disk(word: str, page: str, site: Path, browser: Browser) -> None:
-    browser.get((site / "concepts.html").as_uri())
+    browser.get((site / "explanation" / "concepts.html").as_uri())
     field = browser.find_element("css selector", "input.md-search__input")
     browser.execute_script("arguments[0].focus()", field)
     field.send_keys(word)

@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
 from equipoise.data.tabular.exchange import merge_files, summarise_site
 from equipoise.experiment import runner as runs
-from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.evaluation import AloneConfig, own_scores, train_alone
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
+from equipoise.flower.egress import EgressRules
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.records.rounds import RoundRecord
@@ -182,7 +184,13 @@ def remote(wire: Here) -> Callable[..., RemoteExecutor]:
     def make(*about: Any) -> RemoteExecutor:
         told = about[1].preparation.to_json()
         return RemoteExecutor(
-            *about, wire=wire, run="test", time_limit=1.0, min_replies=1, preparation=told
+            *about,
+            wire=wire,
+            run="test",
+            time_limit=1.0,
+            min_replies=1,
+            preparation=told,
+            verdict=True,
         )
 
     return make
@@ -213,6 +221,18 @@ def test_a_site_predicts_and_exports_from_its_own_folder(
     assert names == [task.info.class_names[k] for k in expected.tolist()]
     assert main(["export", str(folder)]) == 0
     assert "the personal model of south" in capsys.readouterr().out
+    assert main(["evaluate", str(folder), str(tmp_path / "new.csv")]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("south", "constant", "own model", "global", "personal"))
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "south: its model by ditto" in page
+    assert "training alone on these rows" in page
+    rows = (tmp_path / "new.csv").read_text().splitlines()
+    (tmp_path / "late.csv").write_text("\n".join([rows[0], *rows[1:] * 2]))
+    late = ["adapt", str(folder), str(tmp_path / "late.csv"), "--name", "late", "--quiet"]
+    assert main([*late, "--out", str(tmp_path / "late")]) == 0
+    assert (tmp_path / "late" / "report.html").is_file()
     (tmp_path / "wrong.csv").write_text("age,ill\n50,no\n")
     given = ["predict", str(folder), str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "x.csv")]
     assert main(given) == 2
@@ -257,7 +277,9 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
         model = load_file(
             sites / f"state-{name}" / "test" / f"client-{client}" / "models" / "global.safetensors"
         )
-        own = own_scores(task, client, model, 0)
+        alone = train_alone(task, client, settings.training, AloneConfig(0, 3, 3))
+        global_ = RunFolder(tmp_path / "run").model("global").read_tensors()
+        own = own_scores(task, client, model, 0, {"local": alone, "global": global_})
         for key, value in {
             **{f"personal_{n}": v for n, v in own.scores.items()},
             **own.beside,
@@ -267,6 +289,36 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
     summary = RunFolder(tmp_path / "run").read_summary()
     assert summary.test.personal["f1"] == pytest.approx(np.mean(columns["personal_f1"]), rel=1e-5)
     assert summary.bytes_before.up > 0
+
+
+def test_withheld_scores_leave_no_verdict(sites: Path) -> None:
+    wire = wire_of(sites, metric="auc")
+    settings = agreed(wire)[1]
+    finished(wire, settings, sites / "run")
+    question = codec.encode(
+        {"global": {}}, {"kind": "score", "run": "test", "client": 0, "rounds": 2, "alone": True}
+    )
+    node = wire.node(0)
+    node.config = replace(node.config, rules=EgressRules(metrics=("loss",)))
+    _, reply = codec.decode(node.answer(question))
+    assert set(reply["baselines"].values()) == {None}
+    assert reply["scores"]["loss"] is not None
+    node = wire.node(0)
+    node.config = replace(node.config, rules=EgressRules(samples=False))
+    _, reply = codec.decode(node.answer(question))
+    assert reply["baselines"]["test_rows"] is None
+    assert reply["baselines"]["gain_over_own"] is not None
+
+
+def test_a_global_model_of_another_shape_is_refused(sites: Path) -> None:
+    wire = wire_of(sites, metric="auc")
+    settings = agreed(wire)[1]
+    finished(wire, settings, sites / "run")
+    wrong = {"global": {"a": torch.zeros(2)}}
+    question = codec.encode(
+        wrong, {"kind": "score", "run": "test", "client": 0, "rounds": 1, "alone": True}
+    )
+    assert "global lacks" in codec.decode(wire.node(0).answer(question))[1]["error"]
 
 
 def test_local_models_beside_are_for_simulations(sites: Path, tmp_path: Path) -> None:

@@ -32,15 +32,21 @@ def record(**more: Any) -> RoundRecord:
 def test_a_round_is_one_line_with_scores_and_names() -> None:
     line = describe_round(record(absent={2: "no reply in time"}), 5, {2: "ms"}, "")
     assert line == (
-        "round 2 of 5: 3 asked, 9.7 s; global 50.00 %; personal 75.00 %; "
+        "round 2 of 5: client 0, client 1; 9.7 s; global acc 50.0 %; personal acc 75.0 %; "
         "absent: ms (no reply in time)"
     )
     line = describe_round(record(dropped=[0, 1], rejected={1: "too long"}, test=None), 5, {}, "x")
     assert line == (
-        "round 2 of 5: 3 asked, 9.7 s; "
+        "round 2 of 5: client 2; 9.7 s; "
         "left out: client 0 (its numbers are not finite), client 1 (too long); x"
     )
     assert "the model did not change: few" in describe_round(record(skipped="few"), 5, {}, "")
+    line = describe_round(record(ids=[0, 2]), 5, {0: "ky", 2: "ms"}, "")
+    assert line.startswith("round 2 of 5: ky, ms; 9.7 s; ")
+    line = describe_round(record(clients=12, absent={3: "not connected"}), 5, {}, "")
+    assert line.startswith("round 2 of 5: 11 of 12 clients; 9.7 s; ")
+    nobody = record(clients=1, absent={0: "not connected"}, test=None)
+    assert describe_round(nobody, 5, {0: "ky"}, "").startswith("round 2 of 5: nobody; 9.7 s; ")
 
 
 def test_a_model_that_predicts_one_class_is_named() -> None:
@@ -58,20 +64,49 @@ def test_a_model_that_predicts_one_class_is_named() -> None:
 
 def test_each_client_is_named_with_its_score_and_interval(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    unknown = float("nan")
     columns: dict[str, list[Any]] = {
         "client": [0, 1],
         "name": ["ky", "ms"],
-        "personal_auc": [0.8125, float("nan")],
-        "personal_auc_low": [0.7, float("nan")],
-        "personal_auc_high": [0.9, float("nan")],
+        "personal_auc": [0.8125, unknown],
+        "personal_auc_low": [0.7, unknown],
+        "personal_auc_high": [0.9, unknown],
         "constant_auc": [0.5, 0.5],
     }
     folder.clients.write(table_text(columns))
-    assert describe_clients(folder, "auc") == [
-        "ky: its own model has auc 0.8125 (95 % interval 0.7 to 0.9); "
-        "a constant prediction has auc 0.5",
+    assert describe_clients(folder, "auc", {}) == [
+        "ky: its own model has auc 0.812 [0.700, 0.900]; a constant prediction has 0.500",
         "ms: the score of its own model is not known",
+        "means over clients are of the 1 of 2 with a score",
     ]
+
+
+def test_each_client_has_a_verdict_against_training_alone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    columns: dict[str, list[Any]] = {
+        "client": [0, 1, 2, 3],
+        "personal_auc": [0.8, 0.8, 0.8, 0.8],
+        "test_rows": [50, 50, 50, 9],
+        "local_auc": [0.7, 0.9, 0.79, 0.7],
+        "global_auc": [0.75] * 4,
+        "gain_over_own": [0.1, -0.1, 0.01, 0.1],
+        "gain_over_own_low": [0.05, -0.2, -0.02, 0.05],
+        "gain_over_own_high": [0.15, -0.05, 0.04, 0.15],
+        "one_class": [1, 1, 1, 1],
+    }
+    folder.clients.write(table_text(columns))
+    lines = describe_clients(folder, "auc", {0: "ky"})
+    assert lines[0] == (
+        "ky: its own model has auc 0.800 on 50 test rows; better than training alone (0.700): "
+        "gain +0.100 [+0.050, +0.150]; the global model has 0.750; it predicts one class for all "
+        "of them"
+    )
+    assert "worse than training alone (0.900), which it should keep: gain -0.100" in lines[1]
+    assert lines[1].startswith("client 1: ")
+    assert "ties with training alone (0.790): gain +0.010" in lines[2]
+    assert "too few rows to judge: training alone has 0.700, gain +0.100" in lines[3]
+    assert lines[4].startswith("every client's own model predicts one class")
+    assert len(lines) == 5
 
 
 def test_lines_are_whole_and_names_cannot_move_the_cursor(tmp_path: Path) -> None:

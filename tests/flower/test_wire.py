@@ -215,3 +215,25 @@ def test_the_audit_says_who_joined_was_refused_and_sent_what(clock: Clock, tmp_p
     assert lines["exchange"]["sent"] == "sha256:" + hashlib.sha256(b"question").hexdigest()
     assert (lines["exchange"]["reply"], lines["exchange"]["bytes"]) == (digest(b"reply"), 5)
     assert (tmp_path / "run-audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_sites_outside_training_are_no_clients_and_are_asked_by_themselves(clock: Clock) -> None:
+    about = {"client": 9, "samples": 1, "name": "ky", "role": "validate"}
+    strange = {**about, "role": "look"}
+    grid = Grid(
+        {
+            7: hello(0),
+            8: to_record(codec.encode({}, about)),
+            9: to_record(codec.encode({}, strange)),
+        }
+    )
+    over = GridWire(grid, 1, 1, 300.0)  # type: ignore[arg-type]
+    assert over.present() == {0: 5}
+    (guest,) = over.guests()
+    assert (guest.node, guest.client, guest.label, guest.role) == (8, 9, "ky", "validate")
+    grid.answers[8] = to_record(b"scores")
+    assert over.ask_guests({guest: b"model"}, 5.0) == {guest: b"scores"}
+    grid.answers[8] = None
+    assert over.ask_guests({guest: b"model"}, 5.0) == {}
+    del grid.answers[8]
+    assert over.guests() == []

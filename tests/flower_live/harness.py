@@ -61,7 +61,9 @@ class Fleet:
         about = f'client-id={client} state-dir="{self.folder}/client-{client}" data="{data}"'
         port = str(free_port())
         command = [
-            "flower-supernode",
+            "equipoise",
+            "flower",
+            "node",
             *self.node_secure,
             "--superlink",
             self.outside or self.address,

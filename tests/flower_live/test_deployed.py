@@ -374,7 +374,7 @@ def test_known_nodes_work_an_unknown_key_is_refused_and_so_is_another_s_place(
     project.write_app(app, {**given, "nodes": str(nodes)})
     done = cli("run", str(app), *where, env=safe_fleet.env)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2 of 2: 2 asked" in done.stdout
+    assert "round 2 of 2: client 0, client 1; " in done.stdout
     assert_same(safe_fleet, app, same_run_in_loop(tmp_path / "loop", given), clients=2)
     assert not (safe_fleet.folder / "client-2").exists()
     assert "Failed to activate SuperNode" in safe_fleet.log("key-2")

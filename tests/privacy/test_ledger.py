@@ -20,6 +20,7 @@ from equipoise.privacy.accountant import GaussianAccountant, gaussian_epsilon
 from equipoise.privacy.budget import PrivacyBudget
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
 from equipoise.wrappers.differential_privacy import with_differential_privacy
 from helpers import small_task
 
@@ -146,9 +147,16 @@ def test_a_client_s_own_budget_holds_over_runs(tmp_path: Path) -> None:
         PrivacyBudget(tmp_path / "privacy.json", privacy, most).check()
     with pytest.raises(Exception, match="the run has no dp_noise"):
         PrivacyBudget(tmp_path / "other.json", PrivacyConfig(1.0), most).check()
-    (tmp_path / "privacy.json").write_text("{}")
+    text = (tmp_path / "privacy.json").read_text()
+    (tmp_path / "privacy.json").write_text(text.replace("0.75", "0.25"))
     with pytest.raises(Exception, match="is damaged"):
         PrivacyBudget(tmp_path / "privacy.json", privacy, most).check()
+
+
+@pytest.mark.parametrize("noise", [1e-300, 9e-4])
+def test_noise_that_protects_nobody_is_refused(noise):
+    with pytest.raises(UsageError, match="must be 0 or at least 0"):
+        PrivacyConfig(1.0, noise)
 
 
 DP = ["--dp-clip", "1", "--dp-noise", "2", "--quiet", "--rounds", "3", "--participation", "0.5"]

@@ -111,6 +111,26 @@ def test_raw_frames_go_in_and_keep_their_index():
         model.predict(x.rename(columns={"age": "years"}))
 
 
+def test_predictions_come_in_the_container_that_was_asked_for():
+    polars = pytest.importorskip("polars")
+    rows = frame()
+    x = rows[["age", "sex"]]
+    model = FederatedClassifier("fedavg", **SMALL).fit(x, rows["ill"], clients=rows["hospital"])
+    expected = model.predict(x).tolist()
+    other = polars.from_pandas(x)
+    model.set_output(transform="input")
+    assert model.predict(x).index.equals(rows.index)
+    assert isinstance(model.predict(other), polars.Series)
+    assert model.predict(other).to_list() == expected
+    assert model.predict_proba(other.to_arrow()).column_names == ["False", "True"]
+    model.set_output(transform="polars")
+    assert model.predict(x).to_list() == expected
+    model.set_output(transform="default")
+    assert isinstance(model.predict(other), np.ndarray)
+    with pytest.raises(ValueError, match="must be one of default, input, pandas"):
+        model.set_output(transform="panda")
+
+
 def test_frames_of_other_kinds_are_the_same_rows():
     polars = pytest.importorskip("polars")
     rows = frame()
@@ -197,5 +217,5 @@ def test_wrong_clients_are_told(clinics):
 
 def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "sklearn.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "sklearn.md").read_text()
     exec(page.split("```python\n")[1].split("```")[0], {})

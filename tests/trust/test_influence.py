@@ -68,6 +68,45 @@ def test_influence_is_weight_times_norm():
     assert influence_factors(by_name, norms, 1.0).tolist() == pytest.approx(expected)
 
 
+def test_a_crowd_of_equal_sizes_lets_nobody_count_more():
+    """Equal weights: a tenfold weight and a fourfold norm come down to those of the others."""
+    weights = torch.full((40,), 0.1, dtype=f64)
+    norms = torch.ones(40, dtype=f64)
+    assert influence_factors(weights, norms, 1.0).tolist() == [1.0] * 40
+    weights[3] = 1.0
+    norms[3] = 4.0
+    expected = [1.0] * 40
+    expected[3] = 1 / 40
+    assert influence_factors(weights, norms, 1.0).tolist() == pytest.approx(expected)
+    assert influence_factors(weights, norms, math.inf).tolist() == [1.0] * 40
+
+
+def test_a_crowd_of_spread_sizes_keeps_its_large_clients():
+    """Median 1 and trimmed maximum 4: weights up to 4 * 4^1.5 = 32, norms up to sqrt(k)."""
+    weights = torch.ones(40, dtype=f64)
+    weights[:9] = 4.0
+    norms = torch.ones(40, dtype=f64)
+    weights[0] = 16.0  # four times the trimmed maximum: may move twice as far
+    norms[0] = 2.0
+    assert influence_factors(weights, norms, 1.0).tolist() == [1.0] * 40
+    norms[0] = 4.0
+    norms[20] = 4.0  # a small client may not
+    weights[1] = 64.0
+    expected = [1.0] * 40
+    expected[0] = 0.5
+    expected[1] = 0.5
+    expected[20] = 0.25
+    assert influence_factors(weights, norms, 1.0).tolist() == pytest.approx(expected)
+
+
+def test_a_tenth_of_a_crowd_cannot_raise_its_bounds():
+    weights = torch.ones(40, dtype=f64)
+    weights[:4] = 1e300
+    factors = influence_factors(weights, torch.ones(40, dtype=f64), 1.0)
+    assert factors[4:].tolist() == [1.0] * 36
+    assert float((factors * weights)[:4].max()) == pytest.approx(1.0)
+
+
 def test_what_a_client_loses_goes_to_all_in_proportion():
     weights = torch.tensor([0.1, 0.1, 0.8], dtype=f64)
     lowered = scale_weights(weights, torch.tensor([1.0, 1.0, 0.25], dtype=f64))

@@ -12,6 +12,7 @@ from equipoise.core import Method
 from equipoise.methods import find_method, recorded_name
 from equipoise.settings.resources import ResourceConfig
 from equipoise.tasks import TaskSpec
+from equipoise.tasks.rl_deep import env_kwargs_text
 from equipoise.utils.errors import PYTHON_OBJECT, UsageError
 
 GivenMethod: TypeAlias = "str | type[Method] | Method | Wrapped"
@@ -61,7 +62,7 @@ def private(
 
 
 def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wrapped:
-    """Add robust aggregation to a method; docs/trust.md has the rules.
+    """Add robust aggregation to a method; docs/how-to/trust.md has the rules.
 
     Args:
         method: A name, a class, an instance, or the result of another wrapper.
@@ -75,7 +76,7 @@ def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wra
 
 
 def secure(method: GivenMethod) -> Wrapped:
-    """Add secure aggregation to a method: the server sees only sums; see docs/privacy.md.
+    """Add secure aggregation to a method: the server sees only sums; see docs/how-to/privacy.md.
 
     Args:
         method: A name, a class, an instance, or the result of another wrapper.
@@ -112,6 +113,13 @@ def merge_options(
         UsageError: If a wrapper and the options set the same option.
     """
     found = {name: value for name, value in options.items() if value is not None}
+    if callable(found.get("env_id")):
+        raise UsageError(
+            "env_id is the name of an environment: give a class or function as "
+            "task=equipoise.Task.from_environment(...)"
+        )
+    if isinstance(found.get("env_kwargs"), Mapping | list | tuple):
+        found["env_kwargs"] = env_kwargs_text(found["env_kwargs"])  # type: ignore[arg-type]
     while isinstance(method, Wrapped):
         if twice := [name for name in method.options if name in found]:
             raise UsageError(

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from equipoise.api.errors import speaks_python
+from equipoise.api.frames import Predictions, in_kind_of
 from equipoise.api.inputs import (
     GivenMethod,
     label_of,
@@ -25,15 +26,17 @@ from equipoise.api.inputs import (
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
-from equipoise.data.federated_dataset import Target
 from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
+from equipoise.experiment.adapt import DEFAULT_NAME, adapt_folder, default_folder
 from equipoise.experiment.certificate import certify_run
 from equipoise.experiment.choose import choice_sentences
 from equipoise.experiment.choose import choose as choose_models
 from equipoise.experiment.compare import cell_folder, num_folds
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.decision import conclude, read_decision
+from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
+from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import (
     Evaluation,
     SiteModels,
@@ -81,6 +84,7 @@ OnRound = Callable[[RoundRecord], str | None]
 """Called after each round with its record; returns a reason to stop the run, or None."""
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Run:
     """A run, finished or not; :func:`equipoise.open` returns the run of a folder."""
@@ -154,7 +158,7 @@ class Run:
         *,
         client_column: str = "",
         probabilities: bool = False,
-    ) -> NDArray[Any]:
+    ) -> Predictions:
         """Predict new rows.
 
         Args:
@@ -167,8 +171,10 @@ class Run:
             probabilities: Whether to return class probabilities ``[rows, classes]``.
 
         Returns:
-            Predictions ``[rows]``: classes, by name if they have names; values; or of survival
-            the log relative hazard.
+            Predictions ``[rows]``: classes in the type of the training labels; values; or of
+            survival the log relative hazard. If the rows are a data frame of pandas, polars or
+            pyarrow, a series of the same library with the index of the rows, and of probabilities a
+            frame with one column for each class; else a NumPy array.
 
         Raises:
             UsageError: If the rows do not fit, or the model has no probabilities.
@@ -176,15 +182,9 @@ class Run:
         if client_column:
             if client is not None:
                 raise UsageError("client and client_column exclude each other: leave one out")
-            models = self._site_models()
-            table = table_from_values(rows, "the table of rows", client_column)
-            target = models.target
-            outputs = predict_rows(models, table, None, client_column).outputs
-        else:
-            predictor = self._predictor(client)
-            target = predictor.card.target
-            outputs = predictor.outputs(rows)
-        return _predicted(target, outputs, probabilities)
+            return _predict_sites(self._site_models(), rows, None, client_column, probabilities)
+        predictor = self._predictor(client)
+        return _predicted(predictor.card, predictor.outputs(rows), rows, probabilities)
 
     def evaluate(
         self,
@@ -193,6 +193,9 @@ class Run:
         *,
         client_column: str = "",
         metric: str = "",
+        cross_site: bool = False,
+        by: str = "",
+        min_count: int = DEFAULT_MIN_COUNT,
     ) -> Evaluation:
         """Score the models on labelled rows that training never had.
 
@@ -205,15 +208,54 @@ class Run:
             client_column: Column that names the site of each row. Empty for that of training, if
                 the rows have it.
             metric: Main metric; empty for that of the run.
+            cross_site: Whether to score the model of every site on the rows of every site.
+            by: Columns by whose groups rows are scored: ``"sex,age"`` or ``"age:40:65"``.
+            min_count: Fewest rows of a group or site whose scores are shown.
 
         Returns:
-            The scores; ``print`` shows the verdict.
+            The scores; ``print`` shows the verdict, ``details`` has the rest.
 
         Raises:
             UsageError: If the rows do not fit or have no target.
         """
         number = self._number(client)
-        return evaluate_rows(self._site_models(), rows, number, client_column, metric)
+        return evaluate_rows(
+            self._site_models(),
+            rows,
+            number,
+            client_column,
+            metric,
+            cross_site=cross_site,
+            by=Grouping.parse(by),
+            min_count=min_count,
+        )
+
+    def adapt(
+        self,
+        rows: object,
+        name: str = DEFAULT_NAME,
+        *,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> Newcomer:
+        """Give a client that joins after the run a personal model, by the rule of the method.
+
+        Args:
+            rows: The newcomer's rows with their target: a table, or a pair ``(x, y)`` of arrays
+                if the task has arrays.
+            name: Name of the newcomer.
+            out: Folder to write; None for a new one beside that of the run.
+            overwrite: Whether an earlier result in ``out`` is replaced.
+
+        Returns:
+            The newcomer's run; ``print`` shows its verdict against the global model and against
+            training alone, on held-out rows.
+
+        Raises:
+            UsageError: If the rows do not fit, have no target or are too few.
+        """
+        settings = self._settings() if self.task or self.method else None
+        return _adapt(self.folder, rows, name, out, overwrite, settings, self.task)
 
     def resume(
         self,
@@ -305,6 +347,51 @@ class Run:
         return self._folder.find_client(client) if isinstance(client, str) else client
 
 
+@dataclass(frozen=True)
+class Newcomer(Run):
+    """The personal model of a client that joined after the run.
+
+    ``predict``, ``evaluate``, ``export``, ``model`` and ``report`` are those of its own model.
+    """
+
+    @property
+    def decision(self) -> Decision:
+        """Verdict on held-out rows against the global model and training alone."""
+        decision = read_decision(self.folder)
+        if decision is None:
+            raise UsageError(f"'{self.folder}' has no decision.json: adapt again")
+        return decision
+
+    def __str__(self) -> str:
+        """Return the verdict and its notes."""
+        return "\n".join([self.decision.headline, *self.decision.notes])
+
+
+def _adapt(
+    path: Path,
+    rows: object,
+    name: str,
+    out: str | Path | None,
+    overwrite: bool,
+    settings: ExperimentConfig | None,
+    task: Task | None,
+) -> Newcomer:
+    """Adapt the models of a folder to rows of a newcomer."""
+    folder = Path(out) if out is not None else _free_folder(default_folder(path, name))
+    adapt_folder(path, rows, folder, name, overwrite=overwrite, settings=settings)
+    return Newcomer(folder, task=task)
+
+
+def _free_folder(folder: Path) -> Path:
+    """Return the folder, or the first with a number behind that does not exist."""
+    number = 2
+    free = folder
+    while free.exists():
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return free
+
+
 def _pandas() -> ModuleType:
     """Import pandas, or say how to install it."""
     try:
@@ -347,6 +434,7 @@ def run_with_trackers(
     conclude(folder.path)
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Chosen:
     """The models that sites should use; :func:`equipoise.open_choice` reads those of a folder."""
@@ -371,13 +459,11 @@ class Chosen:
         *,
         client_column: str = "",
         probabilities: bool = False,
-    ) -> NDArray[Any]:
+    ) -> Predictions:
         """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
         models = self._models()
         number = find_site(models, client) if isinstance(client, str) else client
-        table = table_from_values(rows, "the table of rows", client_column)
-        outputs = predict_rows(models, table, number, client_column).outputs
-        return _predicted(models.target, outputs, probabilities)
+        return _predict_sites(models, rows, number, client_column, probabilities)
 
     def evaluate(
         self,
@@ -386,33 +472,68 @@ class Chosen:
         *,
         client_column: str = "",
         metric: str = "",
+        cross_site: bool = False,
+        by: str = "",
+        min_count: int = DEFAULT_MIN_COUNT,
     ) -> Evaluation:
         """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
         models = self._models()
         number = find_site(models, client) if isinstance(client, str) else client
-        return evaluate_rows(models, rows, number, client_column, metric)
+        return evaluate_rows(
+            models,
+            rows,
+            number,
+            client_column,
+            metric,
+            cross_site=cross_site,
+            by=Grouping.parse(by),
+            min_count=min_count,
+        )
+
+    def adapt(
+        self,
+        rows: object,
+        name: str = DEFAULT_NAME,
+        *,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> Newcomer:
+        """Give a newcomer a personal model, as :meth:`Run.adapt` does."""
+        return _adapt(self.folder, rows, name, out, overwrite, self._settings(), self.task)
 
     def _models(self) -> SiteModels:
-        settings = None
-        if self.task is not None:
-            options = RunFolder(self.folder / self.choice.members[0]).read_config()
-            settings = settings_in(options, None, self.task.spec)
-        return load_models(self.folder, settings)
+        return load_models(self.folder, self._settings())
+
+    def _settings(self) -> ExperimentConfig | None:
+        """Return the options of the final run, if its task was made in Python."""
+        if self.task is None:
+            return None
+        options = RunFolder(self.folder / self.choice.members[0]).read_config()
+        return settings_in(options, None, self.task.spec)
 
 
-def _predicted(target: Target, outputs: Tensor, probabilities: bool) -> NDArray[Any]:
-    """Return predictions as users expect them: classes, values or risks."""
+def _predict_sites(
+    models: SiteModels, rows: object, client: int | None, client_column: str, probabilities: bool
+) -> Predictions:
+    """Predict rows of a table, each by the model of its site."""
+    table = table_from_values(rows, "the table of rows", client_column)
+    outputs = predict_rows(models, table, client, client_column).outputs
+    return _predicted(models.card, outputs, rows, probabilities)
+
+
+def _predicted(card: Card, outputs: Tensor, rows: object, probabilities: bool) -> Predictions:
+    """Return predictions as users expect them: classes, values or risks, in the kind of frame."""
+    target = card.target
     if target.kind != "classification":
         if probabilities:
             raise UsageError(
                 f"probabilities are of classes, and the model predicts a {target.kind}: leave "
                 "it out"
             )
-        return np.asarray(objective_of(target).predict(outputs))
+        return in_kind_of(rows, np.asarray(objective_of(target).predict(outputs)))
     if probabilities:
-        return np.asarray(outputs.softmax(-1))
-    chosen = np.asarray(outputs.argmax(-1))
-    return np.array(target.classes)[chosen] if target.name else chosen
+        return in_kind_of(rows, np.asarray(outputs.softmax(-1)), card.labels.tolist())
+    return in_kind_of(rows, card.labels[np.asarray(outputs.argmax(-1))])
 
 
 @dataclass(frozen=True)
@@ -421,6 +542,10 @@ class Table:
 
     columns: list[str]
     rows: dict[str, list[tables.Cell]]
+
+    def __repr__(self) -> str:
+        """Return the table as aligned text, which a terminal shows."""
+        return str(self)
 
     def __str__(self) -> str:
         """Return the table as aligned text."""
@@ -449,6 +574,7 @@ class Table:
         return f"<table><tr>{head}</tr>{body}</table>"
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Comparison:
     """Runs of several methods over the same seeds."""
@@ -563,6 +689,7 @@ class Comparison:
         return tables.summary_columns(first_runs[0].summary, with_clock=with_clock)
 
 
+@speaks_python
 def compare(
     methods: Iterable[GivenMethod],
     task: str | Task = "synthetic",

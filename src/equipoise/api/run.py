@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.api.callbacks import Callback, combine
+from equipoise.api.errors import speaks_python
 from equipoise.api.inputs import (
     GivenMethod,
     merge_options,
@@ -28,6 +29,7 @@ from equipoise.tasks import AUTO_MODEL
 from equipoise.utils.errors import UsageError
 
 
+@speaks_python
 def run(
     out: str | Path | None = None,
     *,
@@ -117,6 +119,7 @@ def run(
     return result
 
 
+@speaks_python
 def open(
     folder: str | Path, *, method: type[Method] | None = None, task: Task | None = None
 ) -> Run:
@@ -137,6 +140,7 @@ def open(
     return Run(Path(folder), method, task)
 
 
+@speaks_python
 def open_choice(folder: str | Path, *, task: Task | None = None) -> Chosen:
     """Open the folder of a choice, or that of a comparison with a choice.
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise.api.errors import speaks_python
 from equipoise.core import TrainingConfig
 from equipoise.data.federated_dataset import InputTransform, Ints
 from equipoise.data.splits import UserRowShares
 from equipoise.data.tabular.config import format_names
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import DatasetRows, Model
+from equipoise.tasks.rl_deep import env_kwargs_text, environment_spec
 from equipoise.tasks.tables import TableLearningConfig
 from equipoise.utils.errors import UsageError, did_you_mean
 
 
+@speaks_python
 @dataclass(frozen=True)
 class Task:
     """A task: data, model and options.
 
-    Create one with :meth:`named`, :meth:`from_tables`, :meth:`from_datasets`, :meth:`from_texts` or
-    :meth:`from_folder`.
+    Create one with :meth:`named`, :meth:`from_tables`, :meth:`from_datasets`, :meth:`from_texts`,
+    :meth:`from_environment` or :meth:`from_folder`.
     """
 
     spec: TaskSpec = field(repr=False)
@@ -200,6 +203,36 @@ class Task:
         """
         spec = in_memory.from_texts(data, name, training, adapter=adapter, blocks=blocks)
         return cls(spec, {"pretrained": str(pretrained), **options})
+
+    @classmethod
+    def from_environment(
+        cls,
+        environment: str | Callable[..., Any],
+        env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        *,
+        name: str = "environment",
+        **options: object,
+    ) -> Task:
+        """Create a task of deep agents, each in its own version of an environment (extra ``rl``).
+
+        Args:
+            environment: A class that extends ``gymnasium.Env``, or any function that returns such
+                an environment; or its name at Gymnasium.
+            env_kwargs: Keyword arguments of the environment: one mapping for all agents, or a list
+                with one for each.
+            name: Name of the task in the results.
+            options: Options of the task ``gym``: ``agents`` (default: the length of the list),
+                ``frames``, ``normalise``, ``parallel`` and others.
+
+        Returns:
+            The task.
+        """
+        if isinstance(env_kwargs, Sequence):
+            options.setdefault("agents", len(env_kwargs))
+        if isinstance(environment, str):
+            given = {"env_id": environment, "env_kwargs": env_kwargs_text(env_kwargs)}
+            return cls.named("gym", **given, **options)
+        return cls(environment_spec(environment, env_kwargs, name), options)
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, target: str, **options: object) -> Task:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from pathlib import Path
 
+from equipoise.cli.json_output import Output, add_json, existing_file, print_json
 from equipoise.cli.options import parse_several_methods
 from equipoise.cli.parser import Parser, add_output, add_resources, resources_from
 from equipoise.cli.run import show_and_track
@@ -53,6 +54,7 @@ def compare(arguments: list[str]) -> int:
         help="give every method as many rounds as the first one's gradient steps pay for",
     )
     add_output(parser, DEFAULT_OUT)
+    add_json(parser)
     add_resources(parser)
     values, cells = parse_several_methods(arguments, parser)
     if values["tuned"]:
@@ -63,6 +65,7 @@ def compare(arguments: list[str]) -> int:
     if values["equal_steps"]:
         cells = comparison.with_equal_steps(cells)
     out = Path(values["out"])
+    output = Output(values["quiet"], values["json"])
     current_run = contextlib.ExitStack()  # display and trackers of the run under way
 
     def announce(settings: ExperimentConfig, folder: Path) -> OnRoundEnd:
@@ -70,12 +73,12 @@ def compare(arguments: list[str]) -> int:
         rounds_done = RunFolder(folder).count_rounds() if values["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
         display = current_run.enter_context(
-            ProgressDisplay(title, settings.run.rounds, values["quiet"], rounds_done)
+            ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
         )
         trackers = current_run.enter_context(RunTrackers(values["log"], folder, rounds_done))
         return show_and_track(display, trackers)
 
-    recorded = [text for text in arguments if text not in ("--resume", "--overwrite")]
+    recorded = [text for text in arguments if text not in ("--resume", "--overwrite", "--json")]
     try:
         with current_run:
             by_method, columns = comparison.compare(
@@ -96,7 +99,15 @@ def compare(arguments: list[str]) -> int:
         )
         return 1
     report = conclude(out)
-    if not values["quiet"]:
+    if output.json:
+        print_json(
+            folder=str(out),
+            methods=by_method,
+            decision=read_decision(out),
+            table=str(out / "table.md"),
+            report=existing_file(RunFolder(out).report),
+        )
+    elif output.for_people:
         _print_table(by_method, columns, out, report)
     return 0
 
@@ -122,6 +133,7 @@ def _with_recorded_command(arguments: list[str]) -> list[str]:
     """Add the options that the folder records, if only ``--resume`` and the folder are given."""
     parser = Parser("compare", add_help=False)
     add_output(parser, DEFAULT_OUT)
+    add_json(parser)
     add_resources(parser)
     values, rest = parser.parse_known_args(arguments)
     folder = ComparisonFolder(Path(values.out))

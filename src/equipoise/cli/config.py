@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from equipoise.cli.json_output import add_json, print_json
 from equipoise.cli.parser import Parser, run_subcommand
 
 
@@ -26,7 +26,7 @@ def _show(arguments: list[str]) -> int:
     parser = Parser("config show", "The options of a run, as a file that --config reads.")
     parser.add_argument("folder", help="the run's folder")
     parser.add_argument("--all", action="store_true", help="also options that have their default")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_json(parser)
     values = parser.parse(arguments)
     import yaml
 
@@ -37,7 +37,7 @@ def _show(arguments: list[str]) -> int:
     folder.demand()
     nested = nested_options(folder.read_config(), with_defaults=values.all)
     if values.json:
-        print(json.dumps(nested, indent=1))
+        print_json(**nested)
     else:
         print(yaml.safe_dump(nested, sort_keys=False, allow_unicode=True), end="")
     return 0
@@ -55,8 +55,9 @@ def schema(arguments: list[str]) -> int:
     parser = Parser(
         "schema", "The JSON schema of config files: editors complete and check options by it."
     )
+    add_json(parser)  # it is JSON in any case
     parser.parse(arguments)
     from equipoise.settings.json_schema import config_schema
 
-    print(json.dumps(config_schema(), indent=1))
+    print_json(**config_schema())
     return 0

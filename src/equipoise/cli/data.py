@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
+from equipoise.cli.json_output import add_json, print_json
 from equipoise.cli.options import asks_for_help, parse_run_options
 from equipoise.cli.parser import Parser, Values, add_config, output_file, run_subcommand
 from equipoise.settings.experiment_config import ExperimentConfig
@@ -41,7 +41,7 @@ def _describe(arguments: list[str]) -> int:
         "data describe",
         "A task's data, as a run would share them out; of tables, every column and every problem.",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_json(parser)
     add_config(parser)
     if asks_for_help(arguments) and not any(text.startswith("--task") for text in arguments):
         arguments = ["--task", "tables", *arguments]
@@ -56,7 +56,10 @@ def _describe(arguments: list[str]) -> int:
     from equipoise.report.data_description import describe_task, task_text
 
     description = describe_task(build_task(settings))
-    print(json.dumps(description) if values["json"] else task_text(description))
+    if values["json"]:
+        print_json(**description)
+    else:
+        print(task_text(description))
     return 0
 
 
@@ -65,7 +68,7 @@ def _describe_tables(settings: ExperimentConfig, given: Values, as_json: bool) -
     from equipoise.data.tabular.description import describe_tables
     from equipoise.data.tabular.io import scan_tables
     from equipoise.experiment.runner import task_config_of
-    from equipoise.report.data_description import tables_json, tables_text
+    from equipoise.report.data_description import tables_entries, tables_text
     from equipoise.tasks.tables import split_generator
 
     config = task_config_of(settings)
@@ -74,8 +77,10 @@ def _describe_tables(settings: ExperimentConfig, given: Values, as_json: bool) -
     rng = split_generator(settings.run.seed)
     description = describe_tables(tables, config, rng, diagnostics)
     flags = {name.replace("_", "-"): str(value) for name, value in given.items()}
-    to_text = tables_json if as_json else tables_text
-    print(to_text(description, flags))
+    if as_json:
+        print_json(**tables_entries(description, flags))
+    else:
+        print(tables_text(description, flags))
     return 2 if description.problems else 0
 
 
@@ -89,11 +94,22 @@ def _sample(arguments: list[str]) -> int:
     )
     parser.add_argument("folder", help="the folder to write, such as clinics/")
     parser.add_argument("--seed", type=int, default=0, help="draws the rows (default: 0)")
+    add_json(parser)
     values = parser.parse(arguments)
     new_rows = write_sample(Path(values.folder), values.seed)
+    command = ["equipoise", "data", "describe", "--data", values.folder, "--target", TARGET]
+    if values.json:
+        print_json(
+            folder=values.folder,
+            clients=len(CLINICS),
+            target=TARGET,
+            new_rows=str(new_rows),
+            client_column=CLIENT_COLUMN,
+            command=command,
+        )
+        return 0
     print(f"{values.folder}: {len(CLINICS)} clinics, one file each; target '{TARGET}'")
     print(f"{new_rows}: new rows of all clinics, with the column '{CLIENT_COLUMN}'")
-    command = ["equipoise", "data", "describe", "--data", values.folder, "--target", TARGET]
     print(f"look at them with:\n  {shlex.join(command)}")
     return 0
 
@@ -106,10 +122,14 @@ def _summarise(arguments: list[str]) -> int:
     )
     parser.add_argument("--client", required=True, help="the name of this site")
     parser.add_argument("--out", required=True, help="the file to write and to send")
+    add_json(parser)
     values, config = _parse_table_options(parser, arguments)
     from equipoise.data.tabular.exchange import summarise_site
 
     io.write_text(output_file(values["out"]), summarise_site(config.path, values["client"], config))
+    if values["json"]:
+        print_json(file=values["out"], client=values["client"], source=str(config.path))
+        return 0
     print(f"{values['out']}: sums and counts of {config.path}; send it to whoever merges them")
     return 0
 
@@ -126,11 +146,20 @@ def _merge(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", default="preparation.json", help="the preparation (default: preparation.json)"
     )
+    add_json(parser)
     values, config = _parse_table_options(parser, arguments)
     from equipoise.data.tabular.exchange import merge_files
 
     merged, notes = merge_files([Path(file) for file in values["files"]], config)
     io.write_text(output_file(values["out"]), merged.to_json())
+    if values["json"]:
+        print_json(
+            file=values["out"],
+            inputs=list(merged.features),
+            clients=list(merged.clients),
+            notes=list(notes),
+        )
+        return 0
     for note in notes:
         print(note)
     print(

@@ -53,6 +53,7 @@ COMMANDS = {
         "choose",
         "Say which model each site should use, and train it on all rows.",
     ),
+    "adapt": Command("models", "adapt", "Give a site that joins after the run a personal model."),
     "evaluate": Command(
         "models", "evaluate", "Score models on new rows, beside a constant and the site's own."
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from equipoise.cli.json_output import add_json, existing_file, print_json
 from equipoise.cli.parser import Parser, add_quiet, output_file
 
 MODEL_HELP = "folder of a run, of 'equipoise choose', or of a comparison with a choice"
@@ -40,6 +41,7 @@ def choose(arguments: list[str]) -> int:
     parser.add_argument("--out", help="folder to write (default: chosen in RUNS)")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier choice")
     add_quiet(parser)
+    add_json(parser)
     values = parser.parse(arguments)
 
     from equipoise.experiment.choose import choice_sentences
@@ -54,7 +56,7 @@ def choose(arguments: list[str]) -> int:
     def announce(settings: ExperimentConfig, rounds: int) -> OnRoundEnd:
         current_run.close()
         title = f"{settings.run.method} on all rows, seed {settings.run.seed}"
-        display = ProgressDisplay(title, rounds, values.quiet)
+        display = ProgressDisplay(title, rounds, values.quiet or values.json)
         current_run.enter_context(display)
         return lambda record: display(record)
 
@@ -67,6 +69,9 @@ def choose(arguments: list[str]) -> int:
             overwrite=values.overwrite,
             announce=announce,
         )
+    if values.json:
+        print_json(folder=str(out), choice=choice)
+        return 0
     if values.quiet or choice.decision is None:
         return 0
     console = make_console()
@@ -74,6 +79,55 @@ def choose(arguments: list[str]) -> int:
     for sentence in choice_sentences(choice)[1 : -len(choice.decision.notes) or None]:
         console.print(sentence, highlight=False, markup=False)
     console.print(f"models: {out}; try 'equipoise evaluate {out} ROWS.csv'", highlight=False)
+    return 0
+
+
+def adapt(arguments: list[str]) -> int:
+    """Give a newcomer a personal model.
+
+    Args:
+        arguments: Folder, file of rows and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "adapt",
+        "Give a site that joins after the run a personal model, by the rule of the method: "
+        "fine-tuning, its own head, its own trees. It is compared with the global model and with "
+        "training alone on held-out rows, with 95 %% intervals. The folder can be given to "
+        "predict, evaluate, export and report.",
+    )
+    parser.add_argument("model", help=f"{MODEL_HELP}, or of a Flower node")
+    parser.add_argument("rows", help="CSV or Parquet file of the newcomer, with the target")
+    parser.add_argument("--name", default="newcomer", help="name of the site (default: newcomer)")
+    parser.add_argument("--out", help="folder to write (default: MODEL-NAME)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+    add_quiet(parser)
+    add_json(parser)
+    values = parser.parse(arguments)
+    from equipoise.experiment.adapt import Federated, adapt_folder, default_folder
+    from equipoise.experiment.new_rows import read_rows
+    from equipoise.records.run_dir import RunFolder
+    from equipoise.report.decision_text import print_decision
+    from equipoise.report.html import try_write_report
+    from equipoise.report.terminal import make_console
+
+    path = Path(values.model)
+    out = Path(values.out) if values.out else default_folder(path, values.name)
+    table = read_rows(Path(values.rows), Federated.read(path).client_column)
+    adapted = adapt_folder(path, table, out, values.name, overwrite=values.overwrite)
+    report = try_write_report(out)
+    if values.json:
+        page = existing_file(RunFolder(out).report)
+        print_json(folder=str(out), decision=adapted.decision, report=page)
+        return 0
+    if values.quiet:
+        return 0
+    console = make_console()
+    print_decision(adapted.decision, console)
+    console.print(f"model: {out}; try 'equipoise predict {out} ROWS.csv'", highlight=False)
+    console.print(report, highlight=False)
     return 0
 
 
@@ -95,28 +149,84 @@ def evaluate(arguments: list[str]) -> int:
     parser.add_argument("rows", help="CSV or Parquet file with the columns of training")
     _add_sites(parser, "(default: the column of training, if the rows have it)")
     parser.add_argument("--metric", default="", help="main score (default: that of the run)")
+    parser.add_argument(
+        "--cross-site",
+        action="store_true",
+        help="also score the model of every site on the rows of every site",
+    )
+    parser.add_argument(
+        "--by",
+        default="",
+        metavar="COLUMNS",
+        help="also score groups of rows: sex,age (numbers by quarters) or age:40:65 (cut there)",
+    )
+    parser.add_argument(
+        "--min-count",
+        type=int,
+        default=10,
+        help="fewest rows of a group or site whose scores are shown (default: 10)",
+    )
     parser.add_argument("--out", help="also write the scores of all sites to this CSV file")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
+    parser.add_argument(
+        "--report", help="also write a page of HTML: calibration curves, heat map, groups"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    add_json(parser)
     values = parser.parse(arguments)
+    from equipoise.experiment.detailed_scores import Grouping
     from equipoise.experiment.new_rows import evaluate_rows, find_site, load_models, read_rows
     from equipoise.report.decision_text import print_decision, write_sites_csv
+    from equipoise.report.evaluation_page import print_details, render_evaluation
     from equipoise.report.terminal import make_console
+    from equipoise.utils import io
     from equipoise.utils.errors import UsageError
 
     out = Path(values.out) if values.out else None
-    if out is not None and out.exists() and not values.overwrite:
-        raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")
+    page = output_file(values.report) if values.report else None
+    for file in filter(None, (out, page)):
+        if file.exists() and not values.overwrite:
+            raise UsageError(f"'{file}' exists already: choose another, or give --overwrite")
+    if values.min_count < 1:
+        raise UsageError(f"--min-count is {values.min_count}: must be at least 1")
+    groupings = Grouping.parse(values.by)
     models = load_models(Path(values.model))
     client = None if values.client is None else find_site(models, values.client)
     table = read_rows(Path(values.rows), values.client_column or models.client_column)
-    found = evaluate_rows(models, table, client, values.client_column, values.metric)
+    found = evaluate_rows(
+        models,
+        table,
+        client,
+        values.client_column,
+        values.metric,
+        cross_site=values.cross_site,
+        by=groupings,
+        min_count=values.min_count,
+    )
+    if page is not None:
+        io.write_text(page, render_evaluation(found.details))
+    if out is not None:
+        write_sites_csv(found.decision, out)
+    if values.json:
+        print_json(
+            decision=found.decision,
+            metrics=found.metrics,
+            calibration=found.details.calibration,
+            cross_site=found.details.cross_site,
+            groups=found.details.groups,
+            unlabelled=found.num_unlabelled,
+            scores=str(out) if out else None,
+            report=str(page) if page else None,
+        )
+        return 0
     console = make_console()
     print_decision(found.decision, console, found.metrics)
+    print_details(found.details, console)
     if found.num_unlabelled:
         console.print(f"{found.num_unlabelled} rows have no known target and are not scored.")
     if out is not None:
-        write_sites_csv(found.decision, out)
         console.print(f"scores of all sites: {out}", highlight=False)
+    if page is not None:
+        console.print(f"report: {page}", highlight=False)
     return 0
 
 
@@ -145,6 +255,7 @@ def predict(arguments: list[str]) -> int:
         "--out", default="predictions.csv", help="the file (default: predictions.csv)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.experiment.new_rows import predict_file
 
@@ -157,7 +268,10 @@ def predict(arguments: list[str]) -> int:
         id_column=values.id,
         overwrite=values.overwrite,
     )
-    print("\n".join(lines))
+    if values.json:
+        print_json(predictions=values.out, notes=lines)
+    else:
+        print("\n".join(lines))
     return 0
 
 
@@ -175,6 +289,7 @@ def export(arguments: list[str]) -> int:
     _add_client(parser)
     parser.add_argument("--format", default="safetensors", help="safetensors, onnx or torchscript")
     parser.add_argument("--out", help="the file (default: models/export-… in the run's folder)")
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.experiment.export import export as export_model
     from equipoise.experiment.model_card import read_card
@@ -185,6 +300,9 @@ def export(arguments: list[str]) -> int:
     file, gap = export_model(folder.path, client, values.format, out, is_local=is_local)
     card = read_card(folder)
     description = f"{card.describe(client)}; " if card else ""
+    if values.json:
+        print_json(file=str(file), model=card.describe(client) if card else "", gap=gap)
+        return 0
     print(f"{file}: {description}predictions agree with the original within {gap:.1g}")
     return 0
 

@@ -24,10 +24,10 @@ from equipoise.utils.errors import UsageError
 
 GROUP_TITLES = {
     "run": "run",
-    "deployment": "deployment (docs/deploy.md)",
-    "timing": "simulated time (docs/clock.md)",
+    "deployment": "deployment (docs/how-to/deploy.md)",
+    "timing": "simulated time (docs/how-to/clock.md)",
     "training": "local training",
-    "privacy": "differential privacy (docs/privacy.md)",
+    "privacy": "differential privacy (docs/how-to/privacy.md)",
     "task": "task '{task}'",
     "method": "method '{method}'",
 }

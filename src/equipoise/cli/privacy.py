@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equipoise.cli.json_output import add_json, print_json
 from equipoise.cli.parser import Parser, run_subcommand
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.privacy.planning import RoundPlan, choose_noise
@@ -27,7 +28,7 @@ def privacy(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    about = "Plan differential privacy before a run. See docs/privacy.md."
+    about = "Plan differential privacy before a run. See docs/how-to/privacy.md."
     return run_subcommand("privacy", about, {"plan": _plan}, arguments)
 
 
@@ -55,6 +56,7 @@ def _plan(arguments: list[str]) -> int:
         action="store_true",
         help="on Flower, where clients know who is drawn into a round",
     )
+    add_json(parser)
     values = parser.parse(arguments)
     if (values.max_epsilon > 0) == (values.dp_noise > 0):
         raise UsageError("give either --max-epsilon or --dp-noise, as a number above 0")
@@ -73,7 +75,7 @@ def _plan(arguments: list[str]) -> int:
         dp_delta=values.dp_delta,
         max_epsilon=values.max_epsilon,
     )
-    print(f"{'rounds':>8} {'cohort':>8} {'noise':>9} {'epsilon':>9} {'epsilon_server':>15}")
+    rows = []
     for participation in sorted({values.participation, min(1.0, 2 * values.participation), 1.0}):
         for factor in ROUND_FACTORS:
             plan = RoundPlan(
@@ -85,10 +87,24 @@ def _plan(arguments: list[str]) -> int:
             )
             noise = values.dp_noise or choose_noise(plan, config)
             spent = plan.spent(replace(config, dp_noise=noise))
-            print(
-                f"{plan.rounds:>8} {plan.cohort_size:>8} {noise:>9.4g} {spent.epsilon:>9.4g} "
-                f"{spent.epsilon_server:>15.4g}"
+            rows.append(
+                {
+                    "rounds": plan.rounds,
+                    "cohort": plan.cohort_size,
+                    "noise": noise,
+                    "epsilon": spent.epsilon,
+                    "epsilon_server": spent.epsilon_server,
+                }
             )
+    if values.json:
+        print_json(delta=values.dp_delta, level="client", plans=rows)
+        return 0
+    print(f"{'rounds':>8} {'cohort':>8} {'noise':>9} {'epsilon':>9} {'epsilon_server':>15}")
+    for row in rows:
+        print(
+            f"{row['rounds']:>8} {row['cohort']:>8} {row['noise']:>9.4g} {row['epsilon']:>9.4g} "
+            f"{row['epsilon_server']:>15.4g}"
+        )
     print(
         f"epsilon is that of the global models, epsilon_server of the uploads as the server sees "
         f"them; delta {values.dp_delta:g}; {CLIENT_LEVEL}"

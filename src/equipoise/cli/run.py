@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from equipoise.cli.json_output import Output, add_json, existing_file, print_json
 from equipoise.cli.options import parse_run_options
 from equipoise.cli.parser import (
     Parser,
@@ -49,10 +50,12 @@ def run(arguments: list[str]) -> int:
         "run", "Train with one method; the result is a folder with scores, models and a report."
     )
     add_output(parser, "runs/last")
+    add_json(parser)
     add_resources(parser)
     values, given = parse_run_options(parser, arguments)
     settings = ExperimentConfig.from_options(with_table_defaults(given))
     resources = resources_from(values)
+    output = Output(values["quiet"], values["json"])
     out = Path(values["out"])
     if is_worker_rank():
         task = runner.build_task(settings)
@@ -62,7 +65,7 @@ def run(arguments: list[str]) -> int:
 
     if settings.run.model == AUTO_MODEL:
         RunFolder(out).refuse(values["overwrite"])
-        settings = choose_model(settings, _print_notes(values["quiet"]), resources)
+        settings = choose_model(settings, _print_notes(output), resources)
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.run(
@@ -71,13 +74,13 @@ def run(arguments: list[str]) -> int:
             resume=values["resume"],
             overwrite=values["overwrite"],
             on_round_end=on_round_end,
-            on_message=_print_notes(values["quiet"]),
+            on_message=_print_notes(output),
             resources=resources,
         )
 
     rounds_done = RunFolder(out).count_rounds() if values["resume"] else 0
     trackers = RunTrackers(values["log"], out, rounds_done)
-    return _train_with_progress(out, settings, values["quiet"], trackers, rounds_done, train)
+    return _train_with_progress(out, settings, output, trackers, rounds_done, train)
 
 
 def resume(arguments: list[str]) -> int:
@@ -97,33 +100,34 @@ def resume(arguments: list[str]) -> int:
     add_log(parser)
     add_resources(parser)
     add_quiet(parser)
+    add_json(parser)
     values = parser.parse(arguments)
     resources = resources_from(vars(values))
+    output = Output(values.quiet, values.json)
     out = Path(values.folder)
     folder = RunFolder(out)
     if ComparisonFolder(out).begun() and not folder.has_config():
-        return _resume_comparison(values.folder, values.log, values.quiet, resources)
+        return _resume_comparison(values.folder, values.log, output, resources)
     settings = ExperimentConfig.from_options(folder.read_config())
 
     def train(on_round_end: OnRoundEnd) -> Summary:
         return runner.resume_run(
-            out, on_round_end, on_message=_print_notes(values.quiet), resources=resources
+            out, on_round_end, on_message=_print_notes(output), resources=resources
         )
 
     rounds_done = folder.count_rounds()
     trackers = RunTrackers(values.log, out, rounds_done)
-    return _train_with_progress(out, settings, values.quiet, trackers, rounds_done, train)
+    return _train_with_progress(out, settings, output, trackers, rounds_done, train)
 
 
-def _resume_comparison(folder: str, log: str, quiet: bool, resources: ResourceConfig) -> int:
+def _resume_comparison(folder: str, log: str, output: Output, resources: ResourceConfig) -> int:
     """Continue a comparison with the options that its folder records."""
     from equipoise.cli.compare import compare
 
     arguments = ["--resume", "--out", folder]
     if log:
         arguments += ["--log", log]
-    if quiet:
-        arguments.append("--quiet")
+    arguments += [f"--{name}" for name, is_set in output._asdict().items() if is_set]
     for name, value in asdict(resources).items():
         if value != getattr(ResourceConfig, name):
             arguments += [f"--{name.replace('_', '-')}", str(value)]
@@ -133,7 +137,7 @@ def _resume_comparison(folder: str, log: str, quiet: bool, resources: ResourceCo
 def _train_with_progress(
     out: Path,
     settings: ExperimentConfig,
-    quiet: bool,
+    output: Output,
     trackers: RunTrackers,
     rounds_done: int,
     train: Callable[[OnRoundEnd], Summary],
@@ -143,7 +147,7 @@ def _train_with_progress(
     Args:
         out: Folder of the run.
         settings: Options of the run.
-        quiet: Whether to print nothing but errors.
+        output: What to print.
         trackers: Trackers that receive every round.
         rounds_done: Rounds that had ended before.
         train: Trains to the end and calls its argument after every round.
@@ -153,7 +157,8 @@ def _train_with_progress(
     """
     title = f"{settings.run.method} on {settings.run.task}"
     try:
-        with ProgressDisplay(title, settings.run.rounds, quiet, rounds_done) as display, trackers:
+        display = ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
+        with display, trackers:
             summary = train(show_and_track(display, trackers))
     except (Interrupted, KeyboardInterrupt):
         print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
@@ -165,7 +170,14 @@ def _train_with_progress(
         )
         return 1
     report = conclude(out)
-    if not quiet:
+    if output.json:
+        print_json(
+            folder=str(out),
+            summary=summary,
+            decision=read_decision(out),
+            report=existing_file(RunFolder(out).report),
+        )
+    elif output.for_people:
         _print_summary(title, summary, out, report)
     return 0
 
@@ -180,9 +192,9 @@ def show_and_track(display: ProgressDisplay, trackers: RunTrackers) -> OnRoundEn
     return on_round_end
 
 
-def _print_notes(quiet: bool) -> OnMessage | None:
+def _print_notes(output: Output) -> OnMessage | None:
     """Return a callback that prints notes of a run to standard error."""
-    if quiet:
+    if output.quiet:
         return None
     return lambda message: print(f"note: {message}", file=sys.stderr)
 

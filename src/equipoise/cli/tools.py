@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from equipoise.cli.json_output import Output, add_json, print_json
 from equipoise.cli.parser import Parser, add_quiet, output_file
 from equipoise.utils.errors import UsageError
 
@@ -34,14 +35,18 @@ def certify(arguments: list[str]) -> int:
         "--samples", type=int, default=16, help="other choices that each player tries (default: 16)"
     )
     add_quiet(parser)
+    add_json(parser)
     values = parser.parse(arguments)
+    output = Output(values.quiet, values.json)
     from equipoise.experiment.certificate import certify_run, describe
     from equipoise.report.terminal import step_progress
 
     folder = Path(values.folder)
-    with step_progress("other choices tried", values.quiet) as update:
+    with step_progress("other choices tried", not output.for_people) as update:
         certificate = certify_run(folder, values.samples, on_progress=update)
-    if not values.quiet:
+    if output.json:
+        print_json(folder=str(folder), certificate=certificate)
+    elif output.for_people:
         print("\n".join([*describe(certificate), f"Added to summary.json in {folder}."]))
     return 0
 
@@ -57,21 +62,41 @@ def list_names(arguments: list[str]) -> int:
     """
     parser = Parser("list", "List what there is, one line each.")
     parser.add_argument("what", choices=["methods", "tasks", "models"])
-    what = parser.parse(arguments).what
+    add_json(parser)
+    values = parser.parse(arguments)
     from equipoise.methods.families import by_family
     from equipoise.models import MODELS
     from equipoise.tasks import all_tasks
 
-    if what == "tasks":
-        _print_entries({name: spec.help for name, spec in all_tasks().items()})
+    if values.what != "methods":
+        lists: dict[str, dict[str, str | None]] = {
+            "tasks": {name: spec.help for name, spec in all_tasks().items()},
+            "models": {name: build.__doc__ for name, build in MODELS.items()},
+        }
+        entries = _first_lines(lists[values.what])
+        if values.json:
+            print_json(**{values.what: [{"name": name, "help": entries[name]} for name in entries]})
+        else:
+            _print_entries(entries)
         return 0
-    if what == "models":
-        _print_entries({name: build.__doc__ for name, build in MODELS.items()})
+    families = {
+        family: _first_lines(
+            {name: sys.modules[method.__module__].__doc__ for name, method in methods.items()}
+        )
+        for family, methods in by_family().items()
+    }
+    if values.json:
+        print_json(
+            methods=[
+                {"name": name, "family": family.title, "help": help}
+                for family, entries in families.items()
+                for name, help in entries.items()
+            ]
+        )
         return 0
-    for family, methods in by_family().items():
+    for family, entries in families.items():
         print(f"\n{family.title}: {family.advice}")
-        modules = {name: sys.modules[method.__module__] for name, method in methods.items()}
-        _print_entries({name: module.__doc__ for name, module in modules.items()})
+        _print_entries(entries)
     print(
         "\nWhich one to use: docs/which-method.md; "
         "options of one: equipoise run --method NAME --help"
@@ -79,11 +104,16 @@ def list_names(arguments: list[str]) -> int:
     return 0
 
 
-def _print_entries(entries: Mapping[str, str | None]) -> None:
-    """Print names with the first line of their descriptions, aligned."""
+def _first_lines(entries: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the first line of each description."""
+    return {name: (text or "").strip().splitlines()[0] for name, text in entries.items()}
+
+
+def _print_entries(entries: Mapping[str, str]) -> None:
+    """Print names with their descriptions, aligned."""
     width = max(map(len, entries))
     for name, text in entries.items():
-        print(f"  {name:<{width}}  {(text or '').strip().splitlines()[0]}")
+        print(f"  {name:<{width}}  {text}")
 
 
 def play(arguments: list[str]) -> int:
@@ -108,11 +138,20 @@ def play(arguments: list[str]) -> int:
     parser.add_argument(
         "--video", help="film it into this file: .gif, or .mp4 where ffmpeg is installed"
     )
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.experiment.play import play as play_episode
 
     video = Path(values.video) if values.video else None
     total = play_episode(Path(values.folder), values.agent, values.episode, video)
+    if values.json:
+        print_json(
+            agent=values.agent,
+            episode=values.episode,
+            total_reward=total,
+            video=str(video) if video else None,
+        )
+        return 0
     where = f"; {video}" if video else ""
     print(f"agent {values.agent}, episode {values.episode}: return {total:g}{where}")
     return 0
@@ -141,6 +180,7 @@ def report(arguments: list[str]) -> int:
         help="the page (default: report.html in the folder; for several folders "
         "report-NAMES.html beside the first)",
     )
+    add_json(parser)
     values = parser.parse(arguments)
     folders = [Path(folder) for folder in values.folders]
     for folder in folders:
@@ -149,7 +189,11 @@ def report(arguments: list[str]) -> int:
     from equipoise.report import html
 
     out = output_file(values.out) if values.out else html.default_report_path(folders)
-    print(html.write_report(folders, out))
+    html.write_report(folders, out)
+    if values.json:
+        print_json(report=str(out))
+    else:
+        print(out)
     return 0
 
 
@@ -167,10 +211,15 @@ def watch(arguments: list[str]) -> int:
     parser.add_argument(
         "--every", type=float, default=1.0, help="seconds between looks (default: 1)"
     )
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.report.terminal import make_console
+    from equipoise.report.terminal_live import runs_so_far
     from equipoise.report.terminal_live import watch as watch_folder
 
+    if values.json:  # a program looks once, as often as it likes
+        print_json(runs=runs_so_far(Path(values.folder)))
+        return 0
     with contextlib.suppress(KeyboardInterrupt):  # the run itself goes on
         watch_folder(Path(values.folder), values.every, make_console())
     return 0

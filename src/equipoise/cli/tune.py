@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from equipoise.cli.json_output import Output, add_json, print_json
 from equipoise.cli.options import parse_several_methods
 from equipoise.cli.parser import Parser, add_config, add_quiet, add_resources, resources_from
 from equipoise.experiment import tune as search
@@ -33,16 +34,19 @@ def tune(arguments: list[str]) -> int:
     add_config(parser)
     add_resources(parser)
     add_quiet(parser)
+    add_json(parser)
     values, cells = parse_several_methods(arguments, parser)
     resources = resources_from(values)
+    output = Output(values["quiet"], values["json"])
 
     def print_trial(method: str, number: int, score: float | None, tried: dict[str, float]) -> None:
-        if values["quiet"]:
+        if not output.for_people:
             return
         score_text = "—" if score is None else f"{score:.4f}"
         tried_text = "  ".join(f"{name}={value:.4g}" for name, value in tried.items())
         print(f"{method}  trial {number}/{values['trials']}  {score_text}  {tried_text}")
 
+    found: dict[str, dict[str, object]] = {}
     for method, given in cells.items():
         out = Path(values["out"]) / method
         try:
@@ -50,7 +54,10 @@ def tune(arguments: list[str]) -> int:
         except (Interrupted, KeyboardInterrupt):
             print("interrupted; go on with the same command", file=sys.stderr)
             return 1
-        if not values["quiet"]:
+        found[method] = best
+        if output.for_people:
             flags = [f"--{name.replace('_', '-')} {value:.4g}" for name, value in best.items()]
             print(f"{method}: best {'  '.join(flags)}")
+    if output.json:
+        print_json(folder=values["out"], best=found)
     return 0

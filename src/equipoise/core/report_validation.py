@@ -185,8 +185,10 @@ def _named_leaves(tree: State, prefix: str = "") -> list[tuple[str, Tensor]]:
 
 MIN_CROWD = 20
 """Replies from which on the tighter bound on influence holds."""
-NOTABLE_FACTOR = 2 / 3
-"""A client that counts less than this share of its weight is named in the log."""
+TAIL_EXPONENT = 1.5
+"""How far the bound on weights lies beyond their trimmed maximum, where weights are spread. The
+trimmed maximum is the 90 % quantile: 1.28 standard deviations of the logarithm above the median. If
+weights are log-normal, one client in 1,500 is beyond 1.28 (1 + 1.5) = 3.2 standard deviations."""
 
 
 class InfluenceBounds(NamedTuple):
@@ -195,8 +197,8 @@ class InfluenceBounds(NamedTuple):
     Attributes:
         norm_ratio: Bound on the norm, before a method or a rule sees the change.
         influence_ratio: Bound on the aggregation weight, and on the norm times the weight.
-        crowd_ratio: The same in cohorts of at least `MIN_CROWD` replies, whose trimmed maximum is
-            a reliable measure.
+        crowd_ratio: Bound on the aggregation weight and on the norm in cohorts of at least
+            `MIN_CROWD` replies, whose trimmed maximum is a reliable measure, see `crowd_factors`.
         weighs_norms: Whether norms compare, so that influence is weight times norm; else it is the
             weight alone.
     """
@@ -254,14 +256,48 @@ def influence_factors(weights: Tensor | Params, norms: Tensor, max_ratio: float)
     Args:
         weights: Aggregation weights, `[K]` or by parameter name `[K, ...]`.
         norms: Norms of the changes `[K]`.
-        max_ratio: The largest allowed ratio to the trimmed maximum, of weights and of influences.
+        max_ratio: The largest allowed ratio to the trimmed maximum of the cohort.
 
     Returns:
         Factors `[K]` in (0, 1].
     """
     largest = largest_weights(weights).double().abs()
+    if len(largest) >= MIN_CROWD:
+        return crowd_factors(largest, norms, max_ratio)
     by_weight = shrink_factors(largest, max_ratio)
     return by_weight * shrink_factors(largest * by_weight * norms, max_ratio)
+
+
+def crowd_factors(weights: Tensor, norms: Tensor, max_ratio: float) -> Tensor:
+    """Return the factors that bound weights and norms in a cohort of many clients.
+
+    Where all have as many rows, nobody counts more than the others. Where sizes are spread, the
+    largest clients hold much of what is learned: the tail of the weights is extrapolated from the
+    median and the trimmed maximum, which a tenth of the clients cannot move. A client with k times
+    the rows takes k times the steps, and may move sqrt(k) times as far.
+
+    Args:
+        weights: Weights `[K]`, finite and not negative.
+        norms: Norms of the changes `[K]`.
+        max_ratio: The largest allowed ratio to the trimmed maximum.
+
+    Returns:
+        Factors `[K]` in (0, 1]; all 1 if too few clients count.
+    """
+    factors = torch.ones_like(weights)
+    counting = weights[weights > 0]
+    moving = norms[norms > 0]
+    if max_ratio == torch.inf or len(counting) < MIN_COHORT:
+        return factors
+    usual_weight = trimmed_max(counting)
+    tail_ratio = (usual_weight / counting.median()) ** TAIL_EXPONENT
+    weight_bound = max_ratio * usual_weight * tail_ratio
+    factors = torch.where(weights > weight_bound, weight_bound / weights, factors)
+    if len(moving) < MIN_COHORT:
+        return factors
+    relative_weights = (weights * factors / usual_weight).clamp(min=1)
+    norm_bounds = max_ratio * trimmed_max(moving) * relative_weights.sqrt()
+    return factors * torch.where(norms > norm_bounds, norm_bounds / norms, torch.ones_like(norms))
 
 
 def scale_weights(weights: Tensor | Params, factors: Tensor) -> Tensor | Params:

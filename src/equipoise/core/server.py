@@ -34,8 +34,8 @@ class Server:
         sum_updates: Sums over the accepted replies for given weights, added chunk by chunk in a
             fixed order. Set by the runtime during aggregation.
         influence_ratio: Largest influence of a client relative to the trimmed maximum of the
-            cohort, see `core/influence.py`. Set by the runtime during aggregation.
-        shrunk: Factor by client that counts much less, for the round's log.
+            cohort, see `core/report_validation.py`. Set by the runtime during aggregation.
+        shrunk: Factor by client that counts less, for the round's log.
     """
 
     task: Task

@@ -350,6 +350,8 @@ class Preparation(NamedTuple):
     """Bytes that all clients received."""
     notes: tuple[str, ...] = ()
     """What the user should know about the rows before training."""
+    label_type: str = ""
+    """Type of class labels given in Python: `text` or `float`; empty if their names show it."""
 
     def to_json(self) -> str:
         """Return the preprocessing as JSON for the model folder; empty without any."""

@@ -57,10 +57,23 @@ def parse_env_kwargs(text: str, agents: int) -> list[dict[str, Any]]:
         raise UsageError(
             f"env_kwargs is neither JSON nor a readable .json file: {error}"
         ) from error
-    per_agent = [parsed] * agents if isinstance(parsed, dict) else parsed
+    return kwargs_of_agents(parsed, agents)
+
+
+def kwargs_of_agents(given: object, agents: int) -> list[dict[str, Any]]:
+    """Return the keyword arguments of each agent's environment.
+
+    Args:
+        given: One mapping for all agents, or a list with one per agent.
+        agents: Number of agents.
+
+    Raises:
+        UsageError: If they are not of this form.
+    """
+    per_agent = [given] * agents if isinstance(given, dict) else given
     if not isinstance(per_agent, list) or not all(isinstance(one, dict) for one in per_agent):
         raise UsageError(
-            "env_kwargs must be a JSON object, or a list with one object for each agent"
+            "env_kwargs must be a JSON object (in Python a dict), or a list with one for each agent"
         )
     if len(per_agent) != agents:
         raise UsageError(
@@ -87,14 +100,29 @@ def env_factories(env_id: str, env_kwargs: Sequence[dict[str, Any]]) -> list[Cal
         raise UsageError(
             "task gym needs --env-id, such as LunarLander-v3, or your own as file.py:Class"
         )
-    make = env_factory(env_id)
+    return checked_factories(env_factory(env_id), env_id, env_kwargs)
+
+
+def checked_factories(
+    make: Callable[..., Any], name: str, env_kwargs: Sequence[dict[str, Any]]
+) -> list[Callable[..., Any]]:
+    """Return a factory of each agent's environment, each of which was tried once.
+
+    Args:
+        make: Makes an environment from keyword arguments.
+        name: Name of the environment in errors.
+        env_kwargs: Keyword arguments of each agent's environment.
+
+    Raises:
+        UsageError: If an environment cannot be made.
+    """
     for agent, kwargs in enumerate(env_kwargs):
         try:
             make(**kwargs).close()
         except Exception as error:  # user code may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
-                f"environment '{env_id}' of agent {agent} cannot be made: {reason}"
+                f"environment '{name}' of agent {agent} cannot be made: {reason}"
             ) from error
     return [partial(make, **kwargs) for kwargs in env_kwargs]
 

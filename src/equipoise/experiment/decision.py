@@ -39,6 +39,7 @@ from equipoise.records.summary import validation_score
 from equipoise.report import html
 from equipoise.report.run_data import find_run_folders
 from equipoise.training.objectives import objective_of
+from equipoise.utils import io
 from equipoise.utils.errors import DamagedFile
 from equipoise.utils.metrics import (
     format_score,
@@ -126,13 +127,17 @@ def write_decision(path: Path) -> Decision | None:
     Returns:
         The decision; None if the clients have no names or no test rows, or if the methods were
         not tested on the same rows.
+
+    Raises:
+        UsageError: If another process holds the lock of the folder.
     """
     evidence = read_evidence(path)
     if evidence is None:
         return None
     decision = decide(evidence)
     decision = replace(decision, rounds=final_rounds(path, decision))
-    CheckedFolder(path).decision.write(codec.dumps(decision, indent=1))
+    with io.locked(path):
+        CheckedFolder(path).decision.write(codec.dumps(decision, indent=1))
     return decision
 
 
@@ -531,7 +536,7 @@ def _sites(
                 model=model,
                 scores={one: scores.at_site(key, site) for one, key in keys.items()},
                 gain=gain,
-                verdict=_site_verdict(gain, num_rows, evidence.metric, LOCAL in keys),
+                verdict=site_verdict(gain, num_rows, evidence.metric, LOCAL in keys),
             )
         )
     return found
@@ -584,7 +589,7 @@ def _holds_in_every_seed(evidence: Evidence, key: str, other: str, site: int, si
     return all(sign * value > 0 for value in differences if math.isfinite(value))
 
 
-def _site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
+def site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
     """Say in words what a site gains over its own model."""
     if num_rows == 0:
         return "no test rows"

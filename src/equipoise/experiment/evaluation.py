@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,15 +26,23 @@ from equipoise.core import (
     State,
     SupervisedTask,
     Task,
+    TrainingConfig,
 )
 from equipoise.environments.deep_task import DeepRLTask
 from equipoise.environments.heldout import heldout_returns
+from equipoise.experiment.adaptation import (
+    FINETUNE_EPOCHS,
+    FINETUNE_LR_FACTORS,
+    newcomer_round,
+)
 from equipoise.experiment.row_outputs import (
     CONSTANT,
     GLOBAL,
     LOCAL,
     PERSONAL,
     RowOutputs,
+    only_class,
+    resample,
     site_scores,
 )
 from equipoise.methods.fedavg import FedAvg
@@ -42,7 +50,7 @@ from equipoise.methods.local import Local
 from equipoise.records.scores import ClientFinalScores, Evaluations, Scores
 from equipoise.records.summary import Finetuned, ModelScore, Newcomers
 from equipoise.simulation.executor_selection import EXECUTORS, ExecutorPlan, MakeExecutor
-from equipoise.simulation.executors import init_client_states
+from equipoise.simulation.executors import Loop, init_client_states
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree, rng
@@ -51,8 +59,6 @@ from equipoise.utils.pytree import Ints
 
 CLIENTS_PER_BATCH = 250  # bounds the memory of scoring: rows and outputs of 250 clients
 ADAPTATION_EPOCHS = (0, 1, 5)  # local training of held-out clients before they are scored
-FINETUNE_LR_FACTORS = (1.0, 0.3, 0.1, 0.03)  # of the learning rate of training
-FINETUNE_EPOCHS = (1, 2, 3, 5, 8, 12, 20)  # evaluated after each of these
 ModelBatches = Iterable[tuple[Ints, Params]]
 """Batches of clients: ids ``[K]`` and the stack of their models ``[K, ...]``."""
 
@@ -320,7 +326,13 @@ def client_baselines(
     }
 
 
-def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinalScores:
+def own_scores(
+    task: Task,
+    client: int,
+    model: Params,
+    seed: int,
+    rivals: Mapping[str, Params] | None = None,
+) -> ClientFinalScores:
     """Score the model of one client, as a remote client does.
 
     Args:
@@ -328,6 +340,7 @@ def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinal
         client: Client id.
         model: Personal model of the client.
         seed: Seed of the bootstrap.
+        rivals: Other models for this client by kind, which are scored on the same rows.
 
     Returns:
         All scores and baselines of the client.
@@ -338,18 +351,124 @@ def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinal
             name: float(value)
             for name, value in task.evaluate(torch.tensor(client), model, "test").items()
         }
-        more = (
-            client_baselines(task, client, model, seed)
-            if isinstance(task, SupervisedTask) and task.info.client_names
-            else {}
-        )
+        more: dict[str, float] = {}
+        if isinstance(task, SupervisedTask) and task.info.client_names:
+            more = client_baselines(task, client, model, seed)
+        if rivals and isinstance(task, ExamplesTask):
+            more |= compare_models(task, client, {PERSONAL: model, **rivals})
         return ClientFinalScores(scores, more)
+
+
+def compare_models(
+    task: ExamplesTask, client: int, models: Mapping[str, Params]
+) -> dict[str, float]:
+    """Score a client's models and the constant on its own test rows, paired.
+
+    Args:
+        task: Task with the client's data.
+        client: Client id.
+        models: Models by kind: ``personal``, and ``global`` or ``local``.
+
+    Returns:
+        Values by column of clients.csv: see :func:`comparison_columns`. The gain of the personal
+        over the local model is positive if it is better, of errors too.
+    """
+    rows = site_rows(task, client, models)
+    metric = task.info.metric
+    scores = resample([rows], task.data.target, metric)
+    personal = scores.at_site(PERSONAL, 0)
+    values = [float(len(rows.y)), personal.low, personal.high]
+    values += [scores.at_site(name, 0).value for name in (CONSTANT, *models) if name != PERSONAL]
+    if LOCAL in models:
+        pair = (PERSONAL, LOCAL) if task.info.higher_is_better else (LOCAL, PERSONAL)
+        gain = scores.site_difference(*pair, 0)
+        values += [gain.value, gain.low, gain.high]
+    values.append(float(bool(only_class(rows, task.data.target, PERSONAL))))
+    return dict(zip(comparison_columns(metric, models), values, strict=True))
+
+
+def site_rows(
+    task: ExamplesTask, client: int, models: Mapping[str, Params], name: str = ""
+) -> RowOutputs:
+    """Return what the models of one client, and the constant, say about its test rows.
+
+    Args:
+        task: Task with the client's data.
+        client: Client id.
+        models: Models by kind.
+        name: Name of the client; its id if empty.
+    """
+    x, y = task.client_rows(client, "test")
+    with torch.no_grad():
+        outputs = {kind: task.logits(model, x).float().cpu() for kind, model in models.items()}
+    outputs[CONSTANT] = constant_outputs(task, client).expand(len(x), -1)
+    places = np.arange(len(x))
+    return RowOutputs((name or str(client),), np.zeros_like(places), places, y, outputs)
+
+
+def comparison_columns(metric: str, kinds: Iterable[str]) -> list[str]:
+    """Return the columns of :func:`compare_models`.
+
+    Args:
+        metric: Main metric of the task.
+        kinds: Kinds of models, ``personal`` among them.
+
+    Returns:
+        Names: number of test rows, interval of the personal model, scores of the others, gain over
+        the local model with its interval, and whether the personal model predicts one class.
+    """
+    kinds = list(kinds)
+    names = ["test_rows", f"{PERSONAL}_{metric}_low", f"{PERSONAL}_{metric}_high"]
+    names += [f"{kind}_{metric}" for kind in (CONSTANT, *kinds) if kind != PERSONAL]
+    if LOCAL in kinds:
+        names += ["gain_over_own", "gain_over_own_low", "gain_over_own_high"]
+    return [*names, "one_class"]
+
+
+def train_alone(task: Task, client: int, training: TrainingConfig, config: AloneConfig) -> Params:
+    """Train one client alone, as a remote client does: the baseline without communication.
+
+    Args:
+        task: Task with the client's data.
+        client: Client id.
+        training: Local training.
+        config: Seed and rounds.
+
+    Returns:
+        The model.
+    """
+    method = Local()
+    executor = Loop(method, task, training, config.seed, config.planned_rounds)
+    id = torch.tensor(client)
+    initial = task.init_params(config.seed)
+    message = ServerMessage(initial, dict.fromkeys(task.info.blocks, False))
+    with torch.no_grad():
+        states = init_client_states(method, task, id.reshape(1), initial, keeps_local=True)
+        state: ClientState = pytree.index(states, 0)
+        for round in range(1, config.rounds + 1):
+            state = executor.run_client(round, (), id, message, state).client_state
+    return state.local_params
+
+
+class AloneConfig(NamedTuple):
+    """How long a client trains alone."""
+
+    seed: int
+    """Seed of the run."""
+    rounds: int
+    """Rounds that it trains."""
+    planned_rounds: int
+    """Rounds that the run planned, which schedules of the learning rate follow."""
 
 
 def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation) -> FinalScores:
     """Collect the scores that remote clients report; a missing score is NaN."""
     ids: list[int] = simulation.store.ids.tolist()
-    reported = simulation.executor.final_scores(simulation.store.ids)
+    has_global = simulation.method.has_global(simulation.task)
+    params = simulation.params if has_global else {}
+    reported = simulation.executor.final_scores(
+        simulation.store.ids, params, simulation.rounds_done
+    )
 
     def columns(part: str) -> dict[str, list[float]]:
         parts: dict[int, Mapping[str, float]] = {
@@ -444,10 +563,8 @@ def score_heldout_clients(
     for epochs in ADAPTATION_EPOCHS:
         train = LocalHParams(torch.full_like(ids, epochs), lr)
         down = ServerMessage(simulation.params, dict.fromkeys(heldout.info.blocks, True), train)
-        held = init_client_states(method, heldout, ids, simulation.params, keeps_local=False)
-        reply = executor.run_clients(s.num_rounds + 1, ids, down, held, ("test",)).stack
-        assert reply is not None
-        scores = reply.scores["test"]["trained"]
+        result = newcomer_round(executor, s.num_rounds + 1, down, splits=("test",))
+        scores = result.scores["test"]["trained"]
         means = {name: float(value.double().mean()) for name, value in scores.items()}
         after[epochs] = Scores(
             {**means, "std": float(scores[heldout.info.metric].double().std(correction=0))}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise import __version__
 from equipoise.core import Task
 from equipoise.data.federated_dataset import InputTransform, Target
+from equipoise.data.tabular.columns import PLAIN_NUMBER
 from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.models import MODELS
 from equipoise.models.lora import LoraConfig, add_adapters
@@ -40,8 +44,21 @@ class Card(Record, frozen=True):
     """Names of the features, if the data are tables."""
     adapter: str = ""
     """Option ``adapter`` of the run."""
+    label_type: str = ""
+    """Type of the class labels: `text` or `float`; empty if the names of classes show it."""
     owner: str = ""
-    """Remote client whose own model is in the place of the global model; empty in a run."""
+    """Site whose own model is in the place of the global model, such as a Flower node or a
+    newcomer; empty in a run of many sites."""
+
+    @property
+    def owner_id(self) -> int | None:
+        """Number of the owner among the clients; None without an owner."""
+        if not self.owner:
+            return None
+        if self.owner in self.clients:
+            return self.clients.index(self.owner)
+        number = self.owner.removeprefix("client ")
+        return int(number) if number.isdecimal() else 0
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
@@ -62,6 +79,7 @@ class Card(Record, frozen=True):
             clients=task.info.client_names,
             inputs=names,
             adapter=run.adapter,
+            label_type=task.preparation.label_type,
         )
 
     def write(self) -> str:
@@ -77,6 +95,26 @@ class Card(Record, frozen=True):
         if self.adapter:
             module = add_adapters(module, LoraConfig.parse(self.adapter), self.seed)
         return module.eval()
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The classes `[classes]` in the type of the training labels.
+
+        Names of classes that are all numbers, or true and false, become numbers or booleans, as in
+        a data frame; without names the classes are 0, 1, 2, ...
+        """
+        names = self.target.classes
+        if not self.target.name:
+            return np.arange(len(names))
+        if self.label_type == "text":
+            return np.array(names)
+        if set(names) <= {"false", "true"}:
+            return np.array([name == "true" for name in names])
+        if not all(PLAIN_NUMBER.fullmatch(name) for name in names):
+            return np.array(names)
+        numbers = np.array(names, np.float64)
+        are_whole = bool((numbers == np.rint(numbers)).all())
+        return numbers.astype(np.int64) if are_whole and not self.label_type else numbers
 
     def samples(self, count: int) -> Tensor:
         """Draw random inputs ``[count, *shape]``, to compare two versions of a network."""

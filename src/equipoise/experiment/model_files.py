@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from equipoise.core import Params
 from equipoise.records.run_dir import RunFolder
 from equipoise.utils.errors import UsageError
@@ -23,6 +25,8 @@ def read_model(folder: RunFolder, client: int | None, is_local: bool = False) ->
     """
     name = "global" if client is None else "personal"
     file = folder.model(name)
+    if client is not None:
+        refuse_remote_model(folder, client)
     if not file.exists():
         reasons = {
             "global": "its method has no whole global model: try --client",
@@ -45,3 +49,22 @@ def read_model(folder: RunFolder, client: int | None, is_local: bool = False) ->
         )
     row = ids.index(client)
     return {**frozen, **{key: value[row].clone() for key, value in tensors.items()}}
+
+
+def refuse_remote_model(folder: RunFolder, client: int) -> None:
+    """Say where a personal model is, if the clients of the run keep theirs.
+
+    Args:
+        folder: Folder of the run.
+        client: Number of the client.
+
+    Raises:
+        UsageError: If this is the server's folder of a deployment.
+    """
+    if not folder.flower.exists() or folder.model("personal").exists():
+        return
+    run = json.loads(folder.flower.read_text()).get("run", "RUN")
+    raise UsageError(
+        f"the personal model of client {client} is on its own machine, in "
+        f"'<state-dir>/{run}/client-{client}': predict there, or here with the global model"
+    )

@@ -6,6 +6,7 @@ can be compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,15 @@ from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.tabular.table import Table
 from equipoise.data.time_series import WindowTransform
 from equipoise.experiment.decision import Entry, Evidence, judge
-from equipoise.experiment.model_card import Card
+from equipoise.experiment.detailed_scores import (
+    DEFAULT_MIN_COUNT,
+    Grouping,
+    calibration_curves,
+    group_scores,
+    hidden_groups,
+)
+from equipoise.experiment.model_card import Card, read_card
+from equipoise.experiment.model_files import refuse_remote_model
 from equipoise.experiment.predict import ROWS_PER_BATCH, Predictor, predict_recordings
 from equipoise.experiment.row_outputs import (
     CONSTANT,
@@ -39,7 +48,8 @@ from equipoise.experiment.row_outputs import (
 )
 from equipoise.records import codec
 from equipoise.records.client_table import csv_text
-from equipoise.records.decision import Choice, Decision
+from equipoise.records.decision import Choice, Decision, Estimate
+from equipoise.records.evaluation import CrossSite, EvaluationDetails
 from equipoise.records.manifest import CheckedFile, CheckedFolder
 from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
@@ -51,6 +61,7 @@ CHOICE_FILE = "choice.json"
 CHOICE_FOLDER = "chosen"
 """Folder of a choice below that of its comparison."""
 MAX_LISTED_NAMES = 20
+MAX_CROSS_SITE_MODELS = 100
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,11 @@ class RunModels:
         stacks: dict[str, Params] = {}
         place: dict[str, dict[int, int]] = {}
         constants = None
+        owner = predictor.card.owner_id
+        if owner is not None:  # its own model is in the place of the global one
+            stacks[PERSONAL] = {name: value[None] for name, value in global_.items()}
+            place[PERSONAL] = {owner: 0}
+            global_ = _tensors(folder.model("federation"))
         if personal := _tensors(folder.model("personal")):
             place[PERSONAL] = _places(personal.pop("client_ids"))
             stacks[PERSONAL] = personal
@@ -111,6 +127,11 @@ class RunModels:
     def card(self) -> Card:
         """Card of the models."""
         return self.predictor.card
+
+    @property
+    def owner(self) -> int | None:
+        """The site whose folder this is; None for a run of many sites."""
+        return self.card.owner_id
 
     def models_of(self, client: int | None) -> list[str]:
         """List the kinds of models for a client; a stranger (None) has the global one alone."""
@@ -190,6 +211,11 @@ class SiteModels:
         return self.card.target
 
     @property
+    def owner(self) -> int | None:
+        """The site whose folder this is: all rows are its own; None for a run of many sites."""
+        return self.members[0].owner
+
+    @property
     def is_by_site(self) -> bool:
         """Whether the user chose models site by site."""
         return self.choice is not None
@@ -214,6 +240,11 @@ class SiteModels:
             return wanted
         if GLOBAL in available:
             return GLOBAL
+        if self.owner is not None:
+            raise UsageError(
+                f"'{self.path}' has the model of {self.card.owner} alone: leave --client and "
+                "--client-column out"
+            )
         raise UsageError(
             f"'{self.path}' has no global model, and hence none for sites that did not take part"
         )
@@ -347,6 +378,7 @@ def split_by_site(
     """
     everything = np.arange(len(table))
     if not client_column:
+        client = models.owner if client is None else client
         name = "all rows" if client is None else models.name_of(client)
         return [SiteRows(name, client, everything)]
     if client_column not in table.columns:
@@ -386,7 +418,7 @@ def read_rows(path: Path, client_column: str) -> Table:
 
 def _usual_column(models: SiteModels, table: Table, client: int | None, given: str) -> str:
     """Return the column of sites: the given one, else that of training if the rows have it."""
-    if given or client is not None:
+    if given or client is not None or models.owner is not None:
         return given
     return models.client_column if models.client_column in table.columns else ""
 
@@ -435,11 +467,13 @@ class Evaluation:
         decision: Verdict and scores with intervals in the main metric.
         metrics: All metrics by kind of model, means over sites in which every row counts alike.
         num_unlabelled: Rows without a target, which were left out.
+        details: Calibration, and what was asked for: every model at every site, groups of rows.
     """
 
     decision: Decision
     metrics: Mapping[str, Mapping[str, float]]
     num_unlabelled: int
+    details: EvaluationDetails
 
     def __str__(self) -> str:
         """Return the decision and its notes."""
@@ -452,6 +486,10 @@ def evaluate_rows(
     client: int | None = None,
     client_column: str = "",
     metric: str = "",
+    *,
+    cross_site: bool = False,
+    by: Sequence[Grouping] = (),
+    min_count: int = DEFAULT_MIN_COUNT,
 ) -> Evaluation:
     """Score all models on labelled rows that training never had.
 
@@ -462,6 +500,9 @@ def evaluate_rows(
         client_column: Column that names the site of each row. Empty for that of training, if the
             rows have it.
         metric: Main metric; empty for that of the run.
+        cross_site: Whether to score the model of every site on the rows of every site.
+        by: Columns by whose groups the rows are scored.
+        min_count: Fewest rows of a group, or of a site in ``cross_site``, that is shown.
 
     Returns:
         The scores and the verdict.
@@ -486,7 +527,10 @@ def evaluate_rows(
     if client is not None:
         _refuse_other_sites(models, known, client)
     sites = split_by_site(models, known, client, column)
-    outputs = _all_outputs(models, known, sites, column)
+    group_columns = tuple(grouping.column for grouping in by)
+    for grouping in by:
+        grouping.assign(known)
+    outputs = _all_outputs(models, known, sites, (column, *group_columns))
     site_models = {site.name: models.model_of(site.client) for site in sites}
     if models.card.method == LOCAL:  # its personal models are each site's own
         outputs = outputs.renamed({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
@@ -511,7 +555,73 @@ def evaluate_rows(
         }
         for name in (names[0], *(one for one in objective.metric_names if one != names[0]))
     }
-    return Evaluation(replace(decision, notes=notes), metrics, int(len(table) - labelled.sum()))
+    decision = replace(decision, notes=notes)
+    kinds = [entry.key for entry in evidence.entries if entry.model != CONSTANT]
+    details = EvaluationDetails(
+        title=f"{len(known)} new rows, {models.card.method} of {models.path.name}",
+        decision=decision,
+        calibration=calibration_curves(evidence.test[0], target, kinds),
+        groups=group_scores(evidence.test[0], target, names[0], known, by, min_count),
+        min_count=min_count,
+    )
+    if cross_site:
+        matrix = _cross_site(
+            models, known, sites, (column, *group_columns), outputs, names[0], min_count
+        )
+        details = replace(details, cross_site=matrix)
+    return Evaluation(decision, metrics, int(len(table) - labelled.sum()), details)
+
+
+def _cross_site(
+    models: SiteModels,
+    table: Table,
+    sites: Sequence[SiteRows],
+    dropped: Sequence[str],
+    rows: RowOutputs,
+    metric: str,
+    min_count: int,
+) -> CrossSite:
+    """Score the model of every site on the rows of every site.
+
+    Args:
+        models: The models.
+        table: Labelled rows.
+        sites: Rows of each site.
+        dropped: Columns that are no inputs.
+        rows: The same rows with their targets.
+        metric: The score.
+        min_count: Sites with fewer rows have no scores.
+
+    Raises:
+        UsageError: If there are too many models.
+    """
+    first = models.members[0]
+    owners = sorted(first.place.get(PERSONAL, {}))
+    if len(owners) > MAX_CROSS_SITE_MODELS:
+        raise UsageError(
+            f"--cross-site with {len(owners)} models: a matrix of more than "
+            f"{MAX_CROSS_SITE_MODELS} cannot be read; name one site with --client"
+        )
+    inputs = _features(models, table, *dropped)
+    outputs: dict[str, Tensor] = {}
+    if first.global_:
+        outputs[GLOBAL] = models.outputs(GLOBAL, None, inputs)
+    for client in owners:
+        outputs[models.name_of(client)] = models.outputs(PERSONAL, client, inputs)
+    scores = resample([replace(rows, outputs=outputs)], models.target, metric)
+    counts = np.array([len(site.rows) for site in sites])
+    hidden = hidden_groups(counts, min_count)
+    unknown = Estimate(math.nan)
+    return CrossSite(
+        metric=metric,
+        models=list(outputs),
+        sites=[site.name for site in sites],
+        rows=[None if hidden[k] else int(count) for k, count in enumerate(counts)],
+        scores=[
+            [unknown if hidden[k] else scores.at_site(name, k) for k in range(len(sites))]
+            for name in outputs
+        ],
+    )
 
 
 def _refuse_other_sites(models: SiteModels, table: Table, client: int) -> None:
@@ -530,7 +640,7 @@ def _refuse_other_sites(models: SiteModels, table: Table, client: int) -> None:
 
 
 def _all_outputs(
-    models: SiteModels, table: Table, sites: Sequence[SiteRows], column: str
+    models: SiteModels, table: Table, sites: Sequence[SiteRows], dropped: Sequence[str]
 ) -> RowOutputs:
     """Collect what all kinds of models say about the rows of their sites."""
     num_outputs = models.target.outputs
@@ -542,7 +652,7 @@ def _all_outputs(
     for number, one in enumerate(sites):
         site[one.rows] = number
         rows = torch.from_numpy(one.rows)
-        own = _features(models, table.take(one.rows), column)
+        own = _features(models, table.take(one.rows), *dropped)
         used = models.model_of(one.client)
         for kind in models.members[0].models_of(one.client):
             outputs[kind][rows] = models.outputs(kind, one.client, own)
@@ -689,6 +799,8 @@ def predict_file(
         raise UsageError(f"there is no file '{rows}'")
     models = load_models(path)
     number = None if client is None else find_site(models, client)
+    if number is not None and models.choice is None:
+        refuse_remote_model(RunFolder(models.path), number)
     predictor = models.members[0].predictor
     if isinstance(predictor.preprocessor, WindowTransform):
         found = predict_recordings(Predictor.of(RunFolder(models.path), number), rows)
@@ -767,7 +879,10 @@ def model_to_export(path: Path, client: str | None) -> tuple[RunFolder, int | No
     path = find_models(path)
     if not (path / CHOICE_FILE).is_file():
         folder = RunFolder(path)
-        return folder, None if client is None else folder.find_client(client), False
+        card = read_card(folder) if folder.card.exists() else None
+        if client is None or (card is not None and card.owner == client):
+            return folder, None, False
+        return folder, folder.find_client(client), False
     choice = read_choice(path)
     if len(choice.members) > 1:
         raise UsageError(

@@ -139,12 +139,14 @@ class Predictor:
             raise UsageError(
                 f"the rows {' and '.join(filter(None, (lacks, more)))}: add, rename or remove them"
             )
-        name = (
-            self.card.clients[self.client]
-            if self.client is not None and self.card.clients
-            else None
-        )
-        return torch.from_numpy(preprocessor.transform(table, name))
+        return torch.from_numpy(preprocessor.transform(table, self._site))
+
+    @property
+    def _site(self) -> str | None:
+        """Name of the site whose scales are used; None for those of the federation."""
+        if self.client is not None and self.card.clients:
+            return self.card.clients[self.client]
+        return self.card.owner or None
 
     def outputs(self, rows: object) -> Tensor:
         """Return the outputs ``[rows, outputs]`` of the network."""

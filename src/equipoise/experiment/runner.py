@@ -363,8 +363,8 @@ def _check_deployable(settings: ExperimentConfig) -> None:
             ),
             (
                 run.local_baseline,
-                "local_baseline is for simulations: clients that are elsewhere train with "
-                "--method local",
+                "local_baseline is for simulations: clients that are elsewhere train alone at the "
+                "end of a deployment (option verdict)",
             ),
             (
                 bool(run.attack),

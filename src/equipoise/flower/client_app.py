@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from equipoise.flower import config
 from equipoise.flower.audit import AuditLog, digest
+from equipoise.flower.guests import GuestNode
 from equipoise.flower.launch import log_to_screen
 from equipoise.flower.node import Node, encode_error
 from equipoise.flower.wire import from_record, to_record
@@ -37,7 +38,8 @@ def answer(message: Message, options: Mapping[str, Any], node_config: Mapping[st
         torch.set_num_threads(settings.run.threads)
         node = config.NodeConfig.from_dict(node_config)
         asked = from_record(message.content)
-        data = Node(settings.to_dict, node).answer(asked)
+        make = Node if node.role == "train" else GuestNode
+        data = make(settings.to_dict, node).answer(asked)
         AuditLog(node.state_dir / "audit.jsonl").record(
             "answered", asked=digest(asked), sent=digest(data), bytes=len(data)
         )

@@ -8,7 +8,6 @@ that was not accepted is dropped on both sides.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from equipoise.records.run_dir import RunFolder
 from equipoise.utils import io, serialization
 from equipoise.utils.config_file import config_text
 from equipoise.utils.errors import UsageError
+from equipoise.utils.sealed_json import read_sealed, write_sealed
 
 
 class ClientStateStore:
@@ -204,20 +204,14 @@ class RevealedUpdates:
         last_rounds, digests = self._read()
         last_rounds[run] = round
         table = {"last_rounds": last_rounds, "digests": [*digests, digest]}
-        io.make_folder(self.file.parent, private=True)
-        io.write_text(self.file, json.dumps(table))
+        write_sealed(self.file, table)
 
     def _read(self) -> tuple[dict[str, int], list[str]]:
         """Return the last round of each run, and the digests of all updates."""
-        if not self.file.exists():
+        table = read_sealed(self.file, "this client's record of its secure sums is lost")
+        if table is None:
             return {}, []
-        try:
-            table = json.loads(io.read_text(self.file))
-            return table["last_rounds"], table["digests"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"'{self.file}' is damaged: this client's record of its secure sums is lost"
-            ) from error
+        return table["last_rounds"], table["digests"]
 
 
 def _tensor_writer(tensors: Params) -> Callable[[Path], None]:

@@ -5,6 +5,8 @@ Content that was received is checked before use: size, names, shapes, types, fin
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -139,6 +141,27 @@ def check_finite(tree: State, where: str) -> None:
             check_finite(value, f"{where}/{name}")
         elif value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise InvalidMessage(f"{where}/{name} holds NaN or infinity")
+
+
+def read_numbers(metadata: Metadata, part: str, names: Iterable[str]) -> dict[str, float]:
+    """Read a table of finite numbers from metadata; ``None`` in it becomes NaN.
+
+    Args:
+        metadata: The metadata.
+        part: Name of the table.
+        names: Names that it must have, and no others.
+
+    Raises:
+        InvalidMessage: If names differ, or a value is no number.
+    """
+    table = metadata.get(part)
+    if not isinstance(table, dict) or table.keys() != set(names):
+        raise InvalidMessage(f"its {part} have other names than the task's")
+    if not all(
+        value is None or (type(value) is float and math.isfinite(value)) for value in table.values()
+    ):
+        raise InvalidMessage(f"its {part} are no numbers")
+    return {name: math.nan if value is None else value for name, value in table.items()}
 
 
 def read_int(metadata: Metadata, name: str, minimum: int) -> int:

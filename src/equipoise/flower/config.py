@@ -32,6 +32,11 @@ class DeploymentConfig(Options):
     nodes: str = option(
         "", "file of 'equipoise flower register': a node may only be the client of its key"
     )
+    verdict: bool = option(
+        True,
+        "at the end every client also trains alone, for as many rounds, and compares that model "
+        "with its own on its test rows",
+    )
     below: str = option(
         "skip",
         "what happens then: skip (go on with the next round) or stop (resume later)",
@@ -55,6 +60,8 @@ class DeploymentConfig(Options):
 
 
 MAX_NAME_LENGTH = 100
+ROLES = ("train", "validate", "adapt")
+"""What a node may do; the last two are outside training."""
 OPTION_NAMES = tuple(item.name for item in dataclasses.fields(DeploymentConfig))
 
 
@@ -98,6 +105,8 @@ class NodeConfig:
             keys are refused, and the budget counts on no more. If ``None``, 100 keys are accepted
             and an upload costs as much as one that the server sees alone.
         rules: What may leave this client.
+        role: ``train``; or ``validate`` or ``adapt`` for a site outside training, which gets the
+            final model.
     """
 
     client: int
@@ -108,6 +117,7 @@ class NodeConfig:
     name: str = ""
     max_clients: int | None = None
     rules: EgressRules = NO_RULES
+    role: str = "train"
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> NodeConfig:
@@ -146,6 +156,9 @@ class NodeConfig:
                 f"the node's max-clients is {max_clients!r}: must be a whole number from "
                 f"{MIN_CLIENTS} to {MAX_CLIENTS}"
             )
+        role = table.get("role", "train")
+        if role not in ROLES:
+            raise UsageError(f"the node's role is {role!r}: must be one of {', '.join(ROLES)}")
         rules_file = table.get("rules", "")
         if not isinstance(rules_file, str) or (rules_file and not Path(rules_file).is_absolute()):
             raise UsageError(
@@ -153,4 +166,4 @@ class NodeConfig:
             )
         rules = EgressRules.load(Path(rules_file)) if rules_file else NO_RULES
         data = str(table.get("data", ""))
-        return cls(client, Path(state), data, most, delta, name, max_clients, rules)
+        return cls(client, Path(state), data, most, delta, name, max_clients, rules, role)

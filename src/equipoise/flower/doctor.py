@@ -14,7 +14,7 @@ from pathlib import Path
 from equipoise.flower.project import parse_address
 from equipoise.utils.errors import install_hint
 
-TESTED_VERSION = "1.41."
+TESTED_VERSIONS = ("1.41.", "1.42.")
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 MIN_VALID_DAYS = 14  # of a certificate; with fewer it must be renewed
 
@@ -70,10 +70,10 @@ def _version() -> Finding:
             f"Flower is not installed; in an environment of its own: {install_hint('flower')}",
         )
     return _finding(
-        version.startswith(TESTED_VERSION),
+        version.startswith(TESTED_VERSIONS),
         f"Flower {version}",
-        f"Flower is {version}, tested is {TESTED_VERSION}x: its flags change between minor "
-        "versions",
+        f"Flower is {version}, tested are {'x and '.join(TESTED_VERSIONS)}x: its flags change "
+        "between minor versions",
     )
 
 
@@ -108,7 +108,7 @@ def _network(host: str, port: int) -> list[Finding]:
             f"port {port} is closed to other machines",
             f"port {port} is open to other machines ({', '.join(sorted(exposed))}): whoever "
             "reaches the control API can start code on every node; run the SuperLink on 127.0.0.1 "
-            "behind a proxy that lets only /v1/fleet/ through (docs/deploy.md)",
+            "behind a proxy that lets only /v1/fleet/ through (docs/how-to/deploy.md)",
         ),
     ]
 

@@ -122,6 +122,7 @@ def _run(settings: ExperimentConfig, wire: _LocalWire, client: int) -> None:
             time_limit=1.0,
             min_replies=1,
             preparation=preparation,
+            verdict=True,
         )
 
     simulation = FederatedSimulation(
@@ -132,7 +133,9 @@ def _run(settings: ExperimentConfig, wire: _LocalWire, client: int) -> None:
         make_executor,
     )
     simulation.run_round()
-    simulation.executor.final_scores(np.array([client]))
+    has_global = simulation.method.has_global(task)
+    params = simulation.params if has_global else {}
+    simulation.executor.final_scores(np.array([client]), params, simulation.rounds_done)
 
 
 def _describe(kind: str, data: bytes) -> Iterator[str]:

@@ -17,7 +17,6 @@ limited by the number of rounds and runs, and by the privacy budget.
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from equipoise.core import ClientResult, Scores
 from equipoise.flower.codec import InvalidMessage
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
+from equipoise.utils.sealed_json import read_sealed, write_sealed
 
 
 class EgressRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,20 +185,14 @@ class EgressCounter:
                 f"its owner's rules allow {rules.runs_per_day} runs per day (runs_per_day)"
             )
         table = {"day": _today(), "rounds": rounds + 1, "runs": runs}
-        io.make_folder(self.file.parent, private=True)
-        io.write_text(self.file, json.dumps(table))
+        write_sealed(self.file, table)
 
     def _read_today(self) -> tuple[int, list[str]]:
         """Return the rounds and the runs of this day."""
-        if not self.file.exists():
+        table = read_sealed(self.file, "today's rounds are not known")
+        if table is None or table["day"] != _today():
             return 0, []
-        try:
-            table = json.loads(io.read_text(self.file))
-            if table["day"] != _today():
-                return 0, []
-            return int(table["rounds"]), list(table["runs"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"'{self.file}' is damaged: today's rounds are not known") from error
+        return int(table["rounds"]), list(table["runs"])
 
 
 def _today() -> str:

@@ -23,9 +23,11 @@ from equipoise.core import (
     State,
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
-from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.evaluation import AloneConfig, own_scores, train_alone
 from equipoise.experiment.model_card import Card
+from equipoise.experiment.row_outputs import GLOBAL, LOCAL, PERSONAL
 from equipoise.experiment.runner import build_task
+from equipoise.experiment.site_folder import rival_files
 from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
 from equipoise.flower.codec import InvalidMessage, Metadata, PreparationMissing
@@ -40,6 +42,7 @@ from equipoise.flower.table_agreement import (
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.executors import Loop, init_client_states
+from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import digest, from_dict, index, to_dict
 from equipoise.wrappers.differential_privacy import (
@@ -129,7 +132,7 @@ class Node:
                     f"{self.config.client}"
                 )
             if kind == "score":
-                return codec.encode({}, self._score(metadata))
+                return codec.encode({}, self._score(tree, metadata))
             answer = self._sum if kind in secagg.PHASES else self._round
             return codec.encode(*answer(tree, metadata))
         except Exception as error:
@@ -171,21 +174,39 @@ class Node:
             Preprocessor.from_json(disk.preparation.read_text(), f"'{disk.preparation}'"), 0
         ).settings(self.settings)
 
-    def _score(self, metadata: Metadata) -> Metadata:
-        """Return the scores of this client's own model at the end of the run."""
+    def _score(self, tree: State, metadata: Metadata) -> Metadata:
+        """Return the scores of this client's own model at the end of the run.
+
+        If the server asks for it, this client also trains alone for as many rounds, and scores that
+        model and the global one on the same rows.
+        """
         if self.settings.privacy.has_noise:
             raise InvalidMessage("under dp_noise this client tells no scores")
         self.budget.check()
         disk = ClientStateStore(self.config.state_dir, str(metadata.get("run")), self.config.client)
         if self.raw:
             self._prepare(metadata, disk)
-        own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
+        model = disk.load_model()
+        rivals = self._rivals(tree, metadata)
+        own = own_scores(self.task, self.config.client, model, self.settings.run.seed, rivals)
+        if rivals and isinstance(self.task, ExamplesTask):
+            files = rival_files(
+                disk.folder,
+                self.task,
+                self.config.client,
+                self._owner,
+                self.settings.run.method,
+                {PERSONAL: model, **rivals},
+            )
+            disk.folder.write(files)
         num_rows = self._num_rows("test")
         rules = self.config.rules
         may_leave = {name: rules.may_leave(name, num_rows) for name in own.scores}
         baselines = _without_nan(own.beside)
         if not rules.may_leave(self.task.info.metric, num_rows):
             baselines = dict.fromkeys(baselines)
+        if not rules.samples and "test_rows" in baselines:
+            baselines["test_rows"] = None
         return {
             "client": self.config.client,
             "scores": {
@@ -194,6 +215,27 @@ class Node:
             },
             "baselines": baselines,
         }
+
+    def _rivals(self, tree: State, metadata: Metadata) -> dict[str, Params]:
+        """Return the model of this client's rows alone, and the global one if the server sent it.
+
+        Args:
+            tree: Tensors of the server's message.
+            metadata: Metadata of the server's message.
+
+        Raises:
+            InvalidMessage: If the global model does not fit.
+        """
+        if metadata.get("alone") is not True:
+            return {}
+        run = self.settings.run
+        rounds = min(codec.read_int(metadata, "rounds", 1), run.rounds)
+        config = AloneConfig(run.seed, rounds, run.rounds)
+        rivals = {LOCAL: train_alone(self.task, self.config.client, self.settings.training, config)}
+        if global_ := tree.get("global"):
+            codec.check_like(global_, self.task.init_params(run.seed), "global")
+            rivals[GLOBAL] = global_
+        return rivals
 
     def _round(self, tree: State, metadata: Metadata) -> tuple[State, Metadata]:
         """Train one round."""
@@ -288,9 +330,13 @@ class Node:
         card = Card.of(self.task, self.settings.run)
         text = ""
         if card is not None:
-            owner = self.config.name or f"client {self.config.client}"
-            text = msgspec.structs.replace(card, owner=owner).write()
+            text = msgspec.structs.replace(card, owner=self._owner).write()
         disk.save_model(model, self.task.frozen, text, self.settings.to_dict)
+
+    @property
+    def _owner(self) -> str:
+        """Name of this client, for the folder of its models."""
+        return self.config.name or f"client {self.config.client}"
 
     def _load_state(self, disk: ClientStateStore, accepted_round: int) -> ClientState | None:
         """Return the state after the last accepted round; None without one, or if it is lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,7 +23,8 @@ from equipoise.core import (
     TrainingConfig,
 )
 from equipoise.core.report_validation import believed_sizes
-from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.evaluation import comparison_columns, own_scores
+from equipoise.experiment.row_outputs import GLOBAL, LOCAL, PERSONAL
 from equipoise.flower import codec, node
 from equipoise.flower.codec import InvalidMessage, Metadata, NoReply, PreparationMissing
 from equipoise.flower.request_journal import RequestJournal
@@ -86,6 +88,7 @@ class RemoteExecutor(Executor):
         min_replies: int,
         preparation: str = "",
         journal: RequestJournal | None = None,
+        verdict: bool = False,
     ) -> None:
         """Set up the executor.
 
@@ -101,6 +104,7 @@ class RemoteExecutor(Executor):
             min_replies: Replies below which a round changes nothing.
             preparation: Preprocessing of raw tables, for clients that do not have it yet.
             journal: Record of what is asked, by which a resumed run accounts for lost rounds.
+            verdict: Whether clients train alone at the end, to compare with their own models.
         """
         super().__init__(method, task, training, seed, rounds)
         self.wire = wire
@@ -109,6 +113,10 @@ class RemoteExecutor(Executor):
         self.min_replies = min_replies
         self._preparation = preparation
         self._journal = journal
+        # A client that trained alone all the time has nothing to compare with.
+        self._verdict = verdict and method.name != LOCAL
+        # Seconds of the longest exchange, by which the time for training alone is bounded.
+        self._longest = 0.0
         self._unprepared: set[int] = set()
         # Remark on the global model of the last round; may be empty.
         self.note = ""
@@ -137,7 +145,9 @@ class RemoteExecutor(Executor):
         messages, absent = self._messages(round, ids, message, client_state, splits)
         clients = ids.tolist()
         unsent = frozenset(absent)
+        began = time.monotonic()
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
+        self._longest = max(self._longest, time.monotonic() - began)
         expected = self._expect(round, splits, ids[:1], message.for_clients(0))
         results: dict[int, ClientResult] = {}
         metadata: dict[int, Metadata] = {}
@@ -239,24 +249,33 @@ class RemoteExecutor(Executor):
         self.note = constant_prediction(self.task, params) if "test" in splits else ""
         return super().evaluate_global(params, splits)
 
-    def final_scores(self, ids: Ints) -> dict[int, ClientFinalScores]:
+    def final_scores(self, ids: Ints, params: Params, rounds: int) -> dict[int, ClientFinalScores]:
         """Ask clients for the scores of their own models, except under differential privacy.
+
+        For a verdict each client also trains alone for as many rounds, and scores that model and
+        the global one on the same rows.
 
         Args:
             ids: Client ids.
+            params: The final global model; empty if there is none.
+            rounds: Rounds of the run.
 
         Returns:
             Scores by client, of those that replied.
         """
         present = {} if is_noisy(self.method) else self.wire.present()
-        like = own_scores(self.task, 0, self._initial, self.seed) if present else None
-        metadata = {"kind": "score", "run": self.run_id}
+        like = self._expected_scores(params) if present else None
+        sent = params if self._verdict else {}
+        metadata = {"kind": "score", "run": self.run_id, "rounds": rounds, "alone": self._verdict}
+        if self._preparation:
+            metadata["preparation"] = self._preparation
         asked = {
-            client: codec.encode({}, {**metadata, "client": client})
+            client: codec.encode({"global": sent}, {**metadata, "client": client})
             for client in ids.tolist()
             if client in present
         }
-        answers = self.wire.exchange(asked, self.time_limit) if asked else {}
+        limit = max(self.time_limit, rounds * self._longest) if self._verdict else self.time_limit
+        answers = self.wire.exchange(asked, limit) if asked else {}
         found = {}
         for client in asked:
             try:
@@ -265,6 +284,15 @@ class RemoteExecutor(Executor):
             except InvalidMessage as error:
                 LOG.warning("the scores of client %d are not known: %s", client, error)
         return found
+
+    def _expected_scores(self, params: Params) -> ClientFinalScores:
+        """Return scores with the names that clients must send."""
+        like = own_scores(self.task, 0, self._initial, self.seed)
+        if not self._verdict or not isinstance(self.task, ExamplesTask):
+            return like
+        kinds = [PERSONAL, LOCAL, *([GLOBAL] if params else [])]
+        names = comparison_columns(self.task.info.metric, kinds)
+        return replace(like, beside=dict.fromkeys([*like.beside, *names], math.nan))
 
     def _for_one(self, client: int, taken: int) -> Metadata:
         """Return the metadata of one client's message."""
@@ -346,18 +374,10 @@ def constant_prediction(task: Task, params: Params) -> str:
 def _scores(answer: bytes | str | None, client: int, like: ClientFinalScores) -> ClientFinalScores:
     """Decode a client's scores; a score that its rows do not define is ``None`` in the message."""
     _, metadata = codec.decode_reply(answer, HEADER_BYTES, client=client)
-    parts = []
-    for name, wanted in (("scores", like.scores), ("baselines", like.beside)):
-        part = metadata.get(name)
-        if not isinstance(part, dict) or part.keys() != wanted.keys():
-            raise InvalidMessage(f"its {name} have other names than the task's")
-        if not all(
-            value is None or (type(value) is float and math.isfinite(value))
-            for value in part.values()
-        ):
-            raise InvalidMessage(f"its {name} are no numbers")
-        parts.append({key: math.nan if value is None else value for key, value in part.items()})
-    return ClientFinalScores(*parts)
+    return ClientFinalScores(
+        codec.read_numbers(metadata, "scores", like.scores),
+        codec.read_numbers(metadata, "baselines", like.beside),
+    )
 
 
 def _accepted_in(round: Tensor) -> ClientState:

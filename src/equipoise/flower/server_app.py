@@ -18,6 +18,7 @@ from equipoise.experiment import runner
 from equipoise.flower import config
 from equipoise.flower.async_executor import AsyncRemoteExecutor
 from equipoise.flower.audit import AuditLog, read_node_register
+from equipoise.flower.guests import offer_model
 from equipoise.flower.launch import FAILURE, log_to_screen
 from equipoise.flower.progress import ProgressLog, describe_clients, describe_round
 from equipoise.flower.remote_executor import RemoteExecutor
@@ -99,6 +100,7 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
             min_replies=deployment.min_replies,
             preparation=agreed.preprocessor.to_json() if agreed else "",
             journal=RequestJournal(RunFolder(out).requests),
+            verdict=deployment.verdict,
         )
         executors.append(executor)
         return executor
@@ -125,9 +127,16 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
         on_message=say,
     )
     if executors:  # else the run was finished before
-        for line in describe_clients(RunFolder(out), executors[-1].task.info.metric):
+        info = executors[-1].task.info
+        names = wire(info.num_clients).names
+        for line in describe_clients(RunFolder(out), info.metric, names):
             say(line)
-        folder = f"<state-dir>/{executors[-1].run_id}/client-<number>"
+        wire_ = wire(info.num_clients)
+        run_id = executors[-1].run_id
+        limit = deployment.time_limit
+        for line in offer_model(wire_, RunFolder(out), run_id, info.metric, limit):
+            say(line)
+        folder = f"<state-dir>/{run_id}/client-<number>"
         say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 

@@ -16,13 +16,15 @@ from flwr.serverapp import Grid
 from equipoise.flower import codec
 from equipoise.flower.audit import AuditLog
 from equipoise.flower.codec import InvalidMessage
-from equipoise.flower.config import MAX_NAME_LENGTH
+from equipoise.flower.config import MAX_NAME_LENGTH, ROLES
+from equipoise.flower.guests import Guest
 
 LOG = logging.getLogger("equipoise")
 MIN_POLL_INTERVAL = 0.02  # seconds; doubles after each poll
 MAX_POLL_INTERVAL = 0.5
 MAX_HELLO_BYTES = 4096  # of a node's introduction
 HELLO_RETRY = 120.0  # seconds until a node that did not introduce itself is asked again
+GUEST_WAIT = 20.0  # seconds that nodes have to introduce themselves after the last round
 NO_AUDIT = AuditLog(None)
 
 
@@ -78,6 +80,7 @@ class GridWire:
         self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
         self._node: dict[int, int] = {}  # client: node
+        self._guests: dict[int, Guest] = {}  # node: a site outside training
         self._posted: dict[str, int] = {}  # message: client, of replies that may come later
         self._posted_data: dict[int, bytes] = {}  # client: the message, for the audit
         self._wanted = clients  # all at the start, then as many as a round needs
@@ -99,6 +102,24 @@ class GridWire:
         answers = self._poll_replies(waiting, len(waiting), limit)
         self.audit.record_exchange(messages, answers)
         return answers
+
+    def guests(self) -> list[Guest]:
+        """Return the connected sites that take no part in training."""
+        for _ in _polls(GUEST_WAIT):
+            nodes = set(self.grid.get_node_ids())
+            self._greet(nodes)
+            if not nodes - self._known.keys() - self._guests.keys():
+                break
+        return [guest for node, guest in sorted(self._guests.items()) if node in nodes]
+
+    def ask_guests(self, messages: Mapping[Guest, bytes], limit: float) -> dict[Guest, bytes | str]:
+        """Send messages to sites outside training and return the replies within ``limit``."""
+        by_node = {guest.node: data for guest, data in messages.items()}
+        ids = self._push(by_node, MessageType.TRAIN, limit)
+        waiting = {id: guest.node for id, guest in zip(ids, messages, strict=True) if id}
+        answers = self._poll_replies(waiting, len(waiting), limit)
+        self.audit.record_exchange(by_node, answers)
+        return {guest: answers[guest.node] for guest in messages if guest.node in answers}
 
     def post(self, messages: dict[int, bytes], limit: float) -> None:
         """Send messages; :meth:`gather` returns their replies."""
@@ -145,14 +166,15 @@ class GridWire:
         now = time.monotonic()
         new = [
             n
-            for n in sorted(nodes - self._known.keys())
+            for n in sorted(nodes - self._known.keys() - self._guests.keys())
             if n not in self._asked or now - self._asked[n][1] > HELLO_RETRY
         ]
         question = codec.encode({}, {"kind": "hello"})
         if new:
             ids = self._push(dict.fromkeys(new, question), MessageType.QUERY, HELLO_RETRY)
             self._asked |= {n: (id, now) for n, id in zip(new, ids, strict=True) if id}
-        open_questions = {id: n for n, (id, _) in self._asked.items() if n not in self._known}
+        answered = self._known.keys() | self._guests.keys()
+        open_questions = {id: n for n, (id, _) in self._asked.items() if n not in answered}
         if open_questions:
             for reply in self.grid.pull_messages(list(open_questions)):
                 node = open_questions.pop(reply.metadata.reply_to_message_id, None)
@@ -165,7 +187,10 @@ class GridWire:
             _, metadata = codec.decode_reply(self._content(reply), MAX_HELLO_BYTES)
             client = codec.read_int(metadata, "client", 0)
             samples = codec.read_int(metadata, "samples", 1)
-            if client >= self.clients:
+            role = metadata.get("role", "train")
+            if role not in ROLES:
+                raise InvalidMessage("its role is not known")
+            if role == "train" and client >= self.clients:
                 raise InvalidMessage(
                     f"it says that it is client {client}, the run has clients 0 to "
                     f"{self.clients - 1}"
@@ -181,6 +206,11 @@ class GridWire:
         except InvalidMessage as error:
             LOG.warning("node %d is left out: %s", node, error)
             self.audit.record("refused", node=node, reason=str(error))
+            return
+        if role != "train":
+            self._guests[node] = Guest(node, client, name, role)
+            LOG.info("%s is connected as node %d", self._guests[node].label, node)
+            self.audit.record("joined", node=node, client=client, role=role)
             return
         self._known[node] = (client, samples)
         if name:

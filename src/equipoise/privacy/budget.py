@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.utils import io
 from equipoise.utils.errors import UsageError
+from equipoise.utils.sealed_json import read_sealed, write_sealed
 
 DEFAULT_DELTA = 1e-5
 """The delta at which a client computes its epsilon, unless it sets another."""
@@ -72,8 +71,7 @@ class PrivacyBudget:
         """
         if not self.privacy.has_noise:
             return
-        io.make_folder(self.file.parent, private=True)
-        io.write_text(self.file, json.dumps({"mu_squared": self._spent_after(num_summed)}))
+        write_sealed(self.file, {"mu_squared": self._spent_after(num_summed)})
 
     def _spent_after(self, num_summed: int) -> float:
         """Return the sum of 1 / multiplier^2 with one more upload."""
@@ -81,11 +79,5 @@ class PrivacyBudget:
 
     def _spent(self) -> float:
         """Read the sum of 1 / multiplier^2 from the file."""
-        if not self.file.exists():
-            return 0.0
-        try:
-            return float(json.loads(self.file.read_text())["mu_squared"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"'{self.file}' is damaged: this client's record of its privacy loss is lost"
-            ) from error
+        table = read_sealed(self.file, "this client's record of its privacy loss is lost")
+        return 0.0 if table is None else float(table["mu_squared"])

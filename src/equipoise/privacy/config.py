@@ -11,6 +11,9 @@ from equipoise.utils.errors import UsageError, install_hint
 
 BIT_SHARE = 0.05
 """Share of the privacy budget for the bit that adapts dp_clip."""
+MIN_NOISE = 1e-3
+"""The least dp_noise. It costs epsilon 2,000,000 per upload, so that less protects nobody, and the
+accountant would overflow."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class PrivacyConfig(Options):
         if self.dp_noise and not is_clipped:
             raise UsageError(
                 "dp_noise protects nobody whose update is not clipped: set dp_clip too"
+            )
+        if 0 < self.dp_noise < MIN_NOISE:
+            raise UsageError(
+                f"dp_noise is {self.dp_noise:g}: must be 0 or at least {MIN_NOISE:g}, less "
+                "protects nobody"
             )
         if self.max_epsilon and not is_clipped:
             raise UsageError(

@@ -109,10 +109,11 @@ class RoundRecord(Evaluated):
     """Reasons for clients of ``dropped`` that sent invalid reports or made the server fail."""
     guards: dict[str, int] = field(default_factory=dict)
     """Number of clients that each guard acted on: those that left replies out (``not finite``,
-    ``range``, ``rate or epochs``, ``norm``, ``fault``), and the one that lets clients count much
-    less than their weight (``influence``)."""
+    ``range``, ``rate or epochs``, ``norm``, ``fault``), and the one that lets clients count less
+    than their weight (``influence``)."""
     shrunk: dict[int, float] = field(default_factory=dict)
-    """The share of its influence that the guard left to a client; of a long list the smallest."""
+    """The share of its influence that the guard left to a client, for every client that it acted
+    on; of a long list the smallest shares, ``guards`` has the number of all."""
     absent: dict[int, str] = field(default_factory=dict)
     """Reasons of the clients that did not reply."""
     skipped: str | None = None

@@ -39,7 +39,7 @@ CHECKPOINTS = "checkpoint"
 MODELS = "models"
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
-    "decision.json",
+    *("decision.json", "validation.csv"),
     *INPUTS,
     *("trackers.json", "tensorboard", "wandb", MODELS, CHECKPOINTS),
 )
@@ -71,6 +71,10 @@ class RunFolder(CheckedFolder):
     """Table of clients: size, scores and traffic."""
     baselines = NamedFile(f"{MODELS}/baselines.safetensors")
     """Constant and local model of each named client."""
+    validation = NamedFile("validation.csv")
+    """Scores of the global model at sites outside training, in a deployment."""
+    evaluation = NamedFile("evaluation.json")
+    """Scores of a single site's models in detail: calibration, groups."""
     labels = NamedFile("labels.csv")
     """Table of class counts of clients."""
     card = NamedFile(f"{MODELS}/card.json")

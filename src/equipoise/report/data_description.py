@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -128,11 +127,10 @@ def _label_picture(counts: npt.NDArray[np.int64]) -> list[str]:
 # ------------------------------------------------------------------ tables
 
 
-def tables_json(description: Description, options: Mapping[str, str]) -> str:
-    """Write the description of tables as JSON, with the command that would run them."""
+def tables_entries(description: Description, options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the description of tables for JSON, with the command that would run them."""
     command = suggested_command(description, options)
-    content = {**msgspec.to_builtins(description), "command": command}
-    return json.dumps(content, ensure_ascii=False)
+    return {**msgspec.to_builtins(description), "command": command}
 
 
 def tables_text(description: Description, options: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ from equipoise.records.manifest import CheckedFile, CheckedFolder
 from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.report.client_gains import gains_sentence
 from equipoise.report.decision_text import decision_blocks
+from equipoise.report.evaluation_page import is_site_folder, render_site
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import Config, RunGroup, explain_damaged_files, load_groups
 from equipoise.report.sections import report_sections
@@ -48,6 +49,9 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
         UsageError: There is nothing to report, a file is damaged, or an extra is not installed.
     """
     with explain_damaged_files(paths[0]):
+        if len(paths) == 1 and is_site_folder(paths[0]):
+            io.write_text(out, render_site(paths[0]))
+            return out
         groups = load_groups(paths)
         page = render_report(groups, _command(paths, groups), _decision(paths))
     io.write_text(out, page)

@@ -377,7 +377,8 @@ def _guard_blocks(groups: Sequence[RunGroup]) -> list[Block]:
         return []
     about = (
         "Replies that were left out of a round, by reason, and clients whose influence was "
-        "limited to that of nearly all others (guard influence)."
+        "limited to that of nearly all others (guard influence). In large cohorts the longest "
+        "honest changes are limited too; rounds.jsonl has by how much (shrunk)."
     )
     titles = ("run", "guard", "rounds", "replies", "clients most often")
     return [

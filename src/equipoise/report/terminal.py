@@ -29,6 +29,7 @@ COLUMN_GAP = 3  # characters between the contents of two columns: padding and li
 MIN_COLUMN_WIDTH = 7
 PIPE_WIDTH = 140  # width of output that is not a terminal, enough for a whole table
 MAX_PROGRESS_LINES = 20  # plain lines per run, where there is no terminal
+NOTABLE_SHARE = 2 / 3  # a client that keeps less of its influence is named
 PROGRESS_SCORES = ("global", "personal")
 SPARKLINE_BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -241,7 +242,8 @@ class ProgressDisplay:
         if record.dropped:
             reason = next(iter(record.rejected.values()), "not finite")
             _print_plain(self.console, f"round {t}: left out clients {record.dropped} ({reason})")
-        newly_limited = sorted(record.shrunk.keys() - self._limited)
+        notable = {client for client, share in record.shrunk.items() if share < NOTABLE_SHARE}
+        newly_limited = sorted(notable - self._limited)
         if newly_limited:
             self._limited.update(newly_limited)
             _print_plain(

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.records import codec
 from equipoise.records.rounds import Bytes, MeanMinMax, RoundRecord
 from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import NAMED
@@ -122,6 +123,38 @@ def watch(path: Path, every: float, console: Console) -> None:
                 folders = [folder for folder in find_run_folders(path) if folder not in known]
                 runs += [RunFollower(folder) for folder in folders]
             live.update(render_runs(runs, console.width), refresh=True)
+
+
+def runs_so_far(path: Path) -> list[dict[str, object]]:
+    """Return the state of runs, for programs.
+
+    Args:
+        path: Folder of a run or a comparison.
+
+    Returns:
+        For each run its folder, method, task, seed, the last and the planned round, whether it is
+        finished, and the last round's record if there is one.
+
+    Raises:
+        UsageError: There is no run, or a file is damaged.
+    """
+    runs = [RunFollower(folder) for folder in find_run_folders(path)]
+    with explain_damaged_files(path):
+        for run in runs:
+            run.poll()
+    return [
+        {
+            "folder": str(run.folder.path),
+            "method": run.config["method"],
+            "task": run.config["task"],
+            "seed": run.config["seed"],
+            "round": run.last_round,
+            "rounds": run.num_rounds,
+            "finished": run.is_finished,
+            "last": codec.encode(run.records[-1]) if run.records else None,
+        }
+        for run in runs
+    ]
 
 
 def render_runs(runs: Sequence[RunFollower], width: int) -> RenderableType:

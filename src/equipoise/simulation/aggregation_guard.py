@@ -16,7 +16,6 @@ from torch import Tensor
 from equipoise.core import ClientResult, ClientUpdate, Method, Server
 from equipoise.core.report_validation import (
     MIN_COHORT,
-    NOTABLE_FACTOR,
     InfluenceBounds,
     influence_factors,
     like_params,
@@ -215,14 +214,14 @@ class Aggregation:
 
 
 def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
-    """Note who counts much less than the method would let it.
+    """Note who counts less than the method would let it.
 
     Args:
         server: The server, with the factors so far in `shrunk`.
         ids: Clients `[K]`.
         factors: Factors `[K]` in (0, 1] of their weights or changes.
     """
-    rows = torch.nonzero(factors < NOTABLE_FACTOR).flatten()
+    rows = torch.nonzero(factors < 1).flatten()
     for client, factor in zip(ids[rows].tolist(), factors[rows].tolist(), strict=True):
         server.shrunk[client] = server.shrunk.get(client, 1.0) * factor
 

@@ -216,8 +216,19 @@ class Executor(ABC):
         """Take client states from a checkpoint; return those that the simulation's store keeps."""
         return kept
 
-    def final_scores(self, ids: Ints) -> Mapping[int, ClientFinalScores]:
-        """What these clients say of the models that they keep, where that is not known here."""
+    def final_scores(
+        self, ids: Ints, params: Params, rounds: int
+    ) -> Mapping[int, ClientFinalScores]:
+        """Ask clients for the scores of the models that they keep, where these are not known here.
+
+        Args:
+            ids: Client ids.
+            params: The final global model; empty if there is none.
+            rounds: Rounds of the run.
+
+        Returns:
+            Scores by client.
+        """
         return {}
 
     def lost_requests(self, rounds_done: int) -> list[LostRequest]:

@@ -69,6 +69,7 @@ from equipoise.utils.pytree import tree_bytes
 
 MIN_STEP_BUDGET = 1e-300  # avoids division by zero
 MAX_LISTED_CLIENTS = 1000  # cohorts up to this size have per-client decisions in the log
+MAX_LISTED_FACTORS = 200  # clients with limited influence that a round's log names
 
 
 class PrivacyAccountant(Protocol):
@@ -788,7 +789,7 @@ class FederatedSimulation:
 
 def _least_factors(shrunk: dict[int, float]) -> dict[int, float]:
     """Return the factors of the clients that lost most influence, as a log shows them."""
-    most = sorted(shrunk, key=lambda client: shrunk[client])[:MAX_LISTED_CLIENTS]
+    most = sorted(shrunk, key=lambda client: shrunk[client])[:MAX_LISTED_FACTORS]
     return {client: float(f"{shrunk[client]:.3g}") for client in sorted(most)}
 
 

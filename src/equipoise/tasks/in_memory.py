@@ -41,6 +41,8 @@ DATASET_TRAINING = TrainingConfig(epochs=1, lr=0.05, batch_size=32)
 
 LABEL_COLUMNS = ("label", "labels", "target", "y")
 """Names that the column of labels of a Hugging Face data set may have."""
+LABEL_TYPES: Mapping[str, tuple[type, ...]] = {"text": (str,), "float": (float, np.floating)}
+"""Python types of labels whose type the names of classes do not show."""
 
 
 class ClientArrays(NamedTuple):
@@ -204,11 +206,12 @@ def from_tables(
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_tables`."""
     found = align_tables(_client_tables(tables, client_column), choices)
+    label_type = _label_type([tables] if client_column else tables.values(), choices.target)
 
     def build(
         config: own.TableLearningConfig, model: str, training: TrainingConfig, seed: int
     ) -> ExperimentTask:
-        return own.task_from_tables(name, found, config, model, training, seed)
+        return own.task_from_tables(name, found, config, model, training, seed, label_type)
 
     spec = own.SPEC
     return TaskSpec(
@@ -221,6 +224,33 @@ def from_tables(
         patience=spec.patience,
         in_python=True,
     )
+
+
+def _label_type(tables: Iterable[Any], target: str) -> str:
+    """Return the type of the labels if their names cannot show it: `text` or `float`.
+
+    The number 1 and the text '1' are the same class in a table; predictions come back as given.
+    """
+    found = set()
+    for table in tables:
+        names = getattr(table, "column_names", None) or getattr(table, "columns", table)
+        if target not in list(names):
+            return ""
+        column = table[target]
+        cells = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+        types = {type(cell) for cell in cells if not _is_missing(cell)}
+        fitting = [
+            label_type
+            for label_type, kinds in LABEL_TYPES.items()
+            if all(issubclass(kind, kinds) for kind in types)
+        ]
+        found.add(fitting[0] if fitting else "")
+    return found.pop() if len(found) == 1 else ""
+
+
+def _is_missing(cell: object) -> bool:
+    """Whether a cell is None, NaN or the missing value of pandas, which has no truth value."""
+    return cell is None or type(cell).__name__ == "NAType" or cell != cell
 
 
 def _client_tables(tables: Any, client_column: str) -> ClientTables:

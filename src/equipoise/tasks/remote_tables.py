@@ -139,7 +139,7 @@ class LocalFolderData(ClientData):
     def _read(self, folder: Path, name: str) -> Examples:
         """Read raw tables if there is a preprocessor; otherwise numbers with labels from 0 on."""
         if self.preprocessor is None:
-            return _read(folder, name, self.classes)
+            return read_numbers(folder, name, self.classes)
         table = find_table(folder, name)
         if table is None:
             raise UsageError(f"'{folder}' has neither {name}.csv nor {name}.parquet")
@@ -209,8 +209,20 @@ class RemoteTablesTask(ReportedSizes):
         self.reported_sizes = {}
 
 
-def _read(folder: Path, name: str, classes: int) -> Examples:
-    """Read `name.npz` with `x` and `y`, or `name.csv` with a header and the label last."""
+def read_numbers(folder: Path, name: str, classes: int) -> Examples:
+    """Read `name.npz` with `x` and `y`, or `name.csv` with a header and the label last.
+
+    Args:
+        folder: Folder of the file.
+        name: Name without the suffix.
+        classes: Number of classes; labels are 0 to classes - 1.
+
+    Returns:
+        Inputs `[n, features]` and labels `[n]`.
+
+    Raises:
+        UsageError: If there is no such file, or a value is wrong.
+    """
     for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
         if not path.is_file():
             continue
@@ -294,7 +306,7 @@ def spec_with_preprocessor(
 
 SPEC = TaskSpec(
     name="remote-tables",
-    help="rows that stay on their owners' machines: for deployment, see docs/deploy.md",
+    help="rows that stay on their owners' machines: for deployment, see docs/how-to/deploy.md",
     config=RemoteTablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
     models=("mlp", "linear", TREES),

@@ -5,8 +5,11 @@ See `equipoise.environments.deep_task` for how agents learn.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from equipoise.config.schema import with_default
 from equipoise.core import ExperimentTask, TrainingConfig, option
@@ -18,7 +21,13 @@ from equipoise.environments.deep_task import (
     DeepRLTask,
     build_classic_control,
 )
-from equipoise.environments.gym_env import GymVecEnv, env_factories, parse_env_kwargs
+from equipoise.environments.gym_env import (
+    GymVecEnv,
+    checked_factories,
+    env_factories,
+    kwargs_of_agents,
+    parse_env_kwargs,
+)
 from equipoise.environments.heterogeneity import INTERFACE_TRAITS, AgentInterface, parse_traits
 from equipoise.environments.obs_encoding import NORMALISATION_STEPS, obs_mean_std
 from equipoise.tasks import TaskSpec
@@ -77,38 +86,116 @@ def build_gym(config: GymConfig, model: str, training: TrainingConfig, seed: int
     Raises:
         UsageError: If the options do not suit the environment.
     """
-    differ = parse_traits(config.differ, tuple(INTERFACE_TRAITS))
     factories = env_factories(config.env_id, parse_env_kwargs(config.env_kwargs, config.agents))
+    return _task_of_factories("gym", config.env_id, factories, config, model, training, seed)
+
+
+def environment_spec(
+    make: Callable[..., Any],
+    env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+    name: str,
+) -> TaskSpec:
+    """See :meth:`equipoise.Task.from_environment`."""
+    if not callable(make):
+        raise UsageError(
+            f"environment is a {type(make).__name__}: must be a class or a function that makes "
+            "one, so that every agent gets its own"
+        )
+    label = getattr(make, "__name__", name)
+
+    def build(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
+        kwargs = kwargs_of_agents(_plain(env_kwargs), config.agents)
+        factories = checked_factories(make, label, kwargs)
+        return _task_of_factories(name, label, factories, config, model, training, seed)
+
+    return TaskSpec(
+        name,
+        "an environment given in Python",
+        GymConfig,
+        GYM.training,
+        GYM.models,
+        build,
+        in_python=True,
+    )
+
+
+def env_kwargs_text(
+    env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+) -> str:
+    """Return keyword arguments of environments as the option `env_kwargs` takes them.
+
+    Raises:
+        UsageError: If JSON cannot write one of them.
+    """
+    try:
+        return json.dumps(_plain(env_kwargs)) if env_kwargs else ""
+    except TypeError as error:
+        raise UsageError(
+            f"env_kwargs cannot be written as JSON ({error}): give the class itself to "
+            "Task.from_environment"
+        ) from error
+
+
+def _plain(
+    env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+) -> dict[str, object] | list[dict[str, object]]:
+    """Return keyword arguments as a dictionary, or a list of them."""
+    if env_kwargs is None:
+        return {}
+    if isinstance(env_kwargs, Mapping):
+        return dict(env_kwargs)
+    return [dict(one) for one in env_kwargs]
+
+
+def _task_of_factories(
+    name: str,
+    env_id: str,
+    factories: Sequence[Callable[..., Any]],
+    config: GymConfig,
+    model: str,
+    training: TrainingConfig,
+    seed: int,
+) -> ExperimentTask:
+    """Build the task of agents in environments that factories make.
+
+    Args:
+        name: Name of the task.
+        env_id: Name of the environment in errors.
+        factories: Factory of each agent's environment.
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+    """
+    differ = parse_traits(config.differ, tuple(INTERFACE_TRAITS))
     env = GymVecEnv(factories, config.return_low, config.return_high, frames=config.frames)
-    _check_gym_options(config, model, env)
+    _check_gym_options(config, env_id, model, env)
     if config.normalise:
         env.obs_stats = [
             obs_mean_std(make, env.encoder, agent) for agent, make in enumerate(factories)
         ]
     if not env.continuous and "motor" in differ:
         raise UsageError(
-            f"differ is '{config.differ}', "
-            f"but numbered actions of '{config.env_id}' have no strength"
+            f"differ is '{config.differ}', but numbered actions of '{env_id}' have no strength"
         )
     values = config.heterogeneity_values
     env.interface = AgentInterface.from_traits(differ, values, env.obs_dim, seed)
-    return DeepRLTask("gym", env, config, model, training, seed)
+    return DeepRLTask(name, env, config, model, training, seed)
 
 
-def _check_gym_options(config: GymConfig, model: str, env: GymVecEnv) -> None:
+def _check_gym_options(config: GymConfig, env_id: str, model: str, env: GymVecEnv) -> None:
     """Refuse options that do not suit the environment or this machine's memory."""
     if env.continuous and model != "mlp":
         raise UsageError(
-            f"'{config.env_id}' takes a vector as its action, "
-            f"and such agents have no model '{model}'"
+            f"'{env_id}' takes a vector as its action, and such agents have no model '{model}'"
         )
     if model == "cnn" and not env.image_shape:
         raise UsageError(
-            f"'{config.env_id}' shows no image, and model 'cnn' sees nothing else: give --model mlp"
+            f"'{env_id}' shows no image, and model 'cnn' sees nothing else: give --model mlp"
         )
     if config.normalise and (env.image_shape or env.encoder.num_states):
         raise UsageError(
-            f"normalise is for vectors, and '{config.env_id}' shows images or numbered states"
+            f"normalise is for vectors, and '{env_id}' shows images or numbered states"
         )
     transition_bytes = config.agents * FLOAT32_BYTES * (2 * env.obs_dim + 3)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -132,6 +132,7 @@ def task_from_tables(
     model: str,
     training: TrainingConfig,
     seed: int,
+    label_type: str = "",
 ) -> ExamplesTask:
     """Build a task from the tables of all clients.
 
@@ -142,6 +143,7 @@ def task_from_tables(
         model: Name of the model.
         training: Settings of local training.
         seed: Seed of the split of rows.
+        label_type: Type of the labels, see `Preparation`.
 
     Returns:
         The task, with its preprocessor and the bytes that the preprocessing exchanged.
@@ -156,6 +158,7 @@ def task_from_tables(
         federation.upload_bytes,
         federation.download_bytes,
         federation.notes,
+        label_type,
     )
     if model == TREES:
         from equipoise.tasks.trees import TreesTask

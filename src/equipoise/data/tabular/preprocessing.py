@@ -312,12 +312,15 @@ class Preprocessor(
         """Read the targets `[n, ...]` of rows whose target is known; see `Target`."""
         return self.target_spec.read(table, self.target)
 
-    def transform_labelled(self, table: Table, source: str) -> tuple[NDArray[np.float32], AnyArray]:
+    def transform_labelled(
+        self, table: Table, source: str, client: str | None = None
+    ) -> tuple[NDArray[np.float32], AnyArray]:
         """Convert the rows whose target is known.
 
         Args:
             table: Raw rows with the target.
             source: The name of the rows in errors.
+            client: The client whose own scales are used, if it has any.
 
         Returns:
             Inputs `[n, features]` and targets `[n, ...]`.
@@ -335,7 +338,7 @@ class Preprocessor(
             raise UsageError(
                 f"row {row} of {source} has a class that no client had: correct or remove it"
             )
-        return self.transform(known), y
+        return self.transform(known, client), y
 
     def missing_columns(self, table: Table) -> list[str]:
         """Return the inputs that a table does not have."""
