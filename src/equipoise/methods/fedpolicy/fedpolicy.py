@@ -216,7 +216,7 @@ class FedPolicy(ComposedMethod):
         client_state = dict(client.state)
         if self.agent.probes:
             requested = client.message.per_client["probe"]
-            scores = torch.zeros(len(self.sets), dtype=DTYPE)
+            scores = torch.zeros_like(client.state["scores"])
             if client.any_client(requested):
                 scores = torch.where(requested, policies.probe_scores(client, self.sets), 0.0)
             client_state["scores"] = scores
