@@ -112,7 +112,7 @@ def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> 
 
 
 def test_a_trained_policy_refuses_other_parts_and_says_what_to_do() -> None:
-    task, method = deep_task(), FedPolicy(parts="full,base,middle+top")
+    task, method = deep_task(), FedPolicy(policy="trained", parts="full,base,middle+top")
     with pytest.raises(UsageError, match=r"choose another policy, such as full:0\.8,middle"):
         method.check(task, task.info.training)
 

@@ -131,7 +131,7 @@ def test_a_policy_that_prefers_one_part_takes_it_from_its_first_decision_on(
     """24 rounds: a part is held for two, and everybody takes the whole model before."""
     path = tmp_path / "policy.json"
     save_network(network_of(part), path, {})
-    done = simulate(FedPolicy(policy_file=str(path)), small_task(), 24)
+    done = simulate(FedPolicy(policy="trained", policy_file=str(path)), small_task(), 24)
     assert hold_rounds(24) == 2
     assert [set(log.logged["part"]) for log in done.logs] == [{0}] * 2 + [{part}] * 22
     probes = [log.logged["probes"] for log in done.logs]
@@ -142,7 +142,7 @@ def test_always_full_is_fedavg(tmp_path: Path) -> None:
     """The sums are weighed per block here, and so may differ in the last bit."""
     path = tmp_path / "policy.json"
     save_network(network_of(0), path, {})
-    ours = simulate(FedPolicy(policy_file=str(path)), small_task(), 6)
+    ours = simulate(FedPolicy(policy="trained", policy_file=str(path)), small_task(), 6)
     theirs = simulate(FedPolicy(policy="full"), small_task(), 6)
     assert largest_difference(ours.params, theirs.params) < 1e-12
 
@@ -150,7 +150,7 @@ def test_always_full_is_fedavg(tmp_path: Path) -> None:
 def test_absent_clients_decide_when_they_come_back() -> None:
     task = small_task()
     schedule = RoundLoopConfig(24, 0, 0.5, "stacked", 24, True)
-    run = FederatedSimulation(FedPolicy(), task, task.info.training, schedule)
+    run = FederatedSimulation(FedPolicy(policy="trained"), task, task.info.training, schedule)
     for round in range(1, 25):
         run.run_round()
         policy_state = run.server_state["policy_state"]
@@ -310,9 +310,10 @@ def test_training_is_one_command_with_a_seed(
     assert first == (tmp_path / "b.json").read_text()
     start = init_network(torch.Generator().manual_seed(3))
     assert largest_difference(load_network(str(tmp_path / "a.json")).linear, start.linear) > 1e-3
-    run = "run --method fedpolicy --task synthetic --model mlp --rounds 2 --clients 4 --quiet"
+    run = "run --method fedpolicy --policy trained --task synthetic --model mlp --quiet"
+    size = "--rounds 2 --clients 4"
     file = ["--policy-file", str(tmp_path / "a.json"), "--out", str(tmp_path / "run")]
-    assert main([*run.split(), *file]) == 0
+    assert main([*run.split(), *size.split(), *file]) == 0
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ METHODS: dict[str, Method] = {
     "fedpolicy random": FedPolicy(policy="random", block_weights="on"),
     "fedpolicy endgame": FedPolicy(policy="endgame"),
     "fedpolicy dqn": FedPolicy(policy="dqn"),
-    "fedpolicy trained": FedPolicy(),
+    "fedpolicy trained": FedPolicy(policy="trained"),
     "fedpolicy by schedule": FedPolicy(policy="full:0.5,none"),
+    "joint, trained": Joint(policy="trained"),
     "joint": Joint(),
     "joint with page": Joint(base="page", base_options="warmup=1"),
 }

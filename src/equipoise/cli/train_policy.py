@@ -20,11 +20,11 @@ def train_policy(arguments: list[str]) -> int:
     parser = Parser(
         "train-policy",
         "Train the policy of fedpolicy by reinforcement learning across many small federations, "
-        "and write it to a file for --policy-file. The defaults with --seed 1 make the shipped "
-        "policy, in about 3 minutes on one core.",
+        "and write it to a file for --policy trained --policy-file FILE. The defaults make the "
+        "shipped policy, in about 5 minutes on one core.",
     )
     parser.add_argument("--out", required=True, help="file to write, such as policy.json")
-    parser.add_argument("--batches", type=int, help="batches of episodes (default: 40)")
+    parser.add_argument("--batches", type=int, help="batches of episodes (default: 100)")
     parser.add_argument("--federations", type=int, help="federations in a batch (default: 12)")
     parser.add_argument("--clients", type=int, help="clients of a federation (default: 10)")
     parser.add_argument("--rounds", type=int, help="rounds of a federation (default: 24)")
@@ -43,5 +43,5 @@ def train_policy(arguments: list[str]) -> int:
         network = train(options, lambda batch, *_: update(batch, options.batches))
     save_network(network, out, describe(options))
     if not values.quiet:
-        print(f"Wrote {out}: use it with --method fedpolicy --policy-file {out}.")
+        print(f"Wrote {out}: use it with --method fedpolicy --policy trained --policy-file {out}.")
     return 0

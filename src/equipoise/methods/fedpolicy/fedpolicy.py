@@ -72,7 +72,7 @@ class FedPolicy(ComposedMethod):
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
     policy: str = option(
-        "trained",
+        "full:0.8,none",
         "policy that chooses the part a client installs: one of "
         f"{', '.join(POLICIES)}, a part for all, or parts over the run such as full:0.8,none",
     )
@@ -186,7 +186,7 @@ class FedPolicy(ComposedMethod):
         """Raise a UsageError if the base cannot work with redistribution."""
         all_names = {name for names in task.info.blocks.values() for name in names}
         reason = ""
-        if "receive" in self.inner.overridden_hooks:
+        if "receive" in self.inner.overridden_hooks or isinstance(self.inner, FedPolicy):
             reason = "it decides itself how a client installs what it is sent"
         elif set(self.inner.shared_param_names(task)) != all_names:
             reason = "it keeps a part of the model at the clients, so that no choice is left"

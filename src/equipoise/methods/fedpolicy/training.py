@@ -61,7 +61,7 @@ MAX_ROWS = 120  # training rows of a client
 class TrainingOptions(Options):
     """Options of a training run."""
 
-    batches: int = option(40, "batches of episodes", low=1)
+    batches: int = option(100, "batches of episodes", low=1)
     federations: int = option(12, "federations in a batch, each played by several teams", low=1)
     clients: int = option(10, "clients of a federation", low=2)
     rounds: int = option(24, "rounds of a federation", low=2)
@@ -132,7 +132,7 @@ def draw_federations(count: int, clients: int, generator: torch.Generator) -> Fe
 
     drawn: dict[str, list[Tensor]] = {name: [] for name in ("x", "y", "size", "val_size")}
     kinds = []
-    max_val = MAX_ROWS // 2
+    max_val = MAX_ROWS // 4
     rows = MAX_ROWS + max_val + TEST_ROWS
     for _ in range(count):
         separation = float(uniform(0.9, 2.0, 1))
@@ -146,7 +146,6 @@ def draw_federations(count: int, clients: int, generator: torch.Generator) -> Fe
         has_few = torch.rand(num_groups, generator=generator) < 0.35
         spread = float(uniform(0.0, 0.7, 1))
         typical = float(uniform(40, 90, 1))
-        val_share = float(uniform(0.2, 0.5, 1))
         names = []
         for group in range(num_groups):
             skew = f"skewed {log_alpha[group].exp():.2f}" if is_skewed[group] else "even"
@@ -177,7 +176,7 @@ def draw_federations(count: int, clients: int, generator: torch.Generator) -> Fe
             drawn["x"].append(inputs)
             drawn["y"].append(label)
             drawn["size"].append(torch.tensor(size))
-            drawn["val_size"].append(torch.tensor(max(2, round(val_share * size))))
+            drawn["val_size"].append(torch.tensor(max(2, size // 4)))
     x = torch.stack(drawn["x"]).reshape(count, clients, rows, INPUTS) / 2
     y = torch.stack(drawn["y"]).reshape(count, clients, rows)
     val = slice(MAX_ROWS, MAX_ROWS + max_val)
