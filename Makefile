@@ -49,6 +49,7 @@ browser: $(SETUP) chromium
 
 # The documentation site, into site/; opens from the disk, without a network.
 docs: $(SETUP)
+	$(BIN)/python docs/prose.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Flower holds back packages that the rest is newer in, so it has an environment of its own.

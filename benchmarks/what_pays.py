@@ -261,6 +261,10 @@ def compared(question: Question) -> tuple[PairedDifference, int, int] | None:
     run.
     """
     results = Results(RESULTS / question.study)
+    return _compared(question, results) or _compared(question, results.earlier)
+
+
+def _compared(question: Question, results: Results) -> tuple[PairedDifference, int, int] | None:
     groups: dict[Any, list[tuple[float, float]]] = {}
     theirs = {
         _place(record, question): question.theirs.value(record)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+BOUNDED_SINCE = "2026-11-18T06:38"
+"""From then on (UTC) cohorts of 20 replies and more bound the influence of each client."""
 LARGEST = 1_000_000  # bytes of a file that is kept as plain text; a larger one is compressed
 
 
@@ -53,6 +55,11 @@ class Record:
                 return part[name]
         return self.config[name]
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the cell was made after influence was bounded in cohorts of 20 and more."""
+        return self.started is not None and self.started >= BOUNDED_SINCE
+
     def to_json(self) -> str:
         known = {
             key: value
@@ -73,6 +80,15 @@ class Results:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())
+
+    @property
+    def earlier(self) -> Results:
+        """Cells of a former state of the code, kept in the folder ``earlier``."""
+        return Results(self.folder / "earlier")
+
+    def newest(self, **axes: Any) -> list[Record]:
+        """The cells that have these coordinates; those of a former state if there are none."""
+        return self.where(**axes) or self.earlier.where(**axes)
 
     def __contains__(self, name: str) -> bool:
         return name in self.records

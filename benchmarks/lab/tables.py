@@ -26,9 +26,28 @@ def as_options(options: Mapping[str, Any]) -> str:
 
 
 def made_at(records: Iterable[Record]) -> str:
-    """Return the commits at which cells were made; `unknown` where none was recorded."""
-    commits = {record.commit[:8] if record.commit else "unknown" for record in records}
-    return ", ".join(sorted(commits))
+    """Return the commits at which cells were made; `unknown` where none was recorded.
+
+    For cohorts of 20 clients and more, whose influence was not bounded at first.
+    """
+    found = list(records)
+    commits = {record.commit[:8] if record.commit else "unknown" for record in found}
+    words = ", ".join(sorted(commits))
+    if all(record.is_bounded for record in found):
+        return words
+    return f"{words}, before influence was bounded"
+
+
+def age(records: Iterable[Record]) -> list[str]:
+    """Say how many cells of cohorts of 20 and more the command would give otherwise today."""
+    found = list(records)
+    old = sum(not record.is_bounded for record in found)
+    if not old:
+        return []
+    return [
+        f"{old} of {len(found)} cells were made before the influence of each client was bounded in "
+        "cohorts of 20 replies and more: today the command gives somewhat other figures."
+    ]
 
 
 def mean(values: Iterable[float | None]) -> float | None:

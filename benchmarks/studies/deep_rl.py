@@ -57,6 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedpolicy": {"method": "fedpolicy", "base": "dqnavg", "policy": "trained", "val_episodes": 2},
     page.IMPORTANCE: {"method": page.IMPORTANCE},
     page.ALTERNATING: {"method": "pfeddqn-rep", "head_steps": 4},
+    page.RANDOM_BODY: {"method": "pfeddqn-rep", "body_rate": 1e-9},
+    **{name: {"method": "pfeddqn-rep", "agents": agents} for name, agents in page.SIZES.items()},
     "head shared": {"method": "fedpolicy", "base": "dqnavg", "policy": "head"},
     **{
         f"{name}, {words}": {"method": name, **options}
@@ -64,9 +66,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for words, options in page.TROUBLES.items()
     },
 }
-# Seeds of what is shared and of absences on CartPole with reversed motors, and of importance on all
-# of CartPole.
-SIDE_SEEDS = 5
 
 
 def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | None:
@@ -77,7 +76,7 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
     if method in page.MISSING.get(task, ()):
         return None
     kinds = page.KINDS[task] if method == page.IMPORTANCE else ("reversed",)
-    if side and (task != "cartpole" or kind not in kinds or number >= SIDE_SEEDS):
+    if side and (task != "cartpole" or kind not in kinds or seed not in page.SIDE_SEEDS):
         return None
     own = {**COMMON, "task": task, **TASKS[task], **VARIANTS[method], "seed": seed}
     # Hopper's agents differ by env_kwargs: how thick a leg is.

@@ -29,8 +29,12 @@ MISSING = {
 }  # no embedding there; too dear
 TROUBLES: dict[str, dict[str, Any]] = {"30 % absent": {"participation": 0.7}}
 ALTERNATING = "pfeddqn-rep, 4 head steps"
-SIDE: tuple[str, ...] = ("dqn", "dqnavg", "pfeddqn-rep", ALTERNATING, "head shared")
+RANDOM_BODY = "pfeddqn-rep, frozen random body"
+SIZES = {f"pfeddqn-rep, {agents} agents": agents for agents in (2, 4, 20)}
+SIDE: tuple[str, ...] = ("dqn", "dqnavg", "pfeddqn-rep", ALTERNATING, RANDOM_BODY, "head shared")
 SIDE += tuple(f"{name}, {words}" for name in ("dqnavg", "pfeddqn-rep") for words in TROUBLES)
+SIDE_SEEDS = range(500, 505)
+"""Seeds of the side experiments."""
 RESAMPLES = 4000
 
 
@@ -48,11 +52,14 @@ def bounds(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def returns(task: str, kind: str, methods: Sequence[str]) -> Callable[[Results], list[str]]:
+def returns(
+    task: str, kind: str, methods: Sequence[str], seeds: range = range(10**6)
+) -> Callable[[Results], list[str]]:
     def made(results: Results) -> list[str]:
         rows: list[list[Any]] = []
         for method in methods:
-            own = results.where(task=task, kind=kind, method=method)
+            found = results.where(task=task, kind=kind, method=method)
+            own = [record for record in found if record["seed"] in seeds]
             if own:
                 curves = [r["curve"] for r in own]
                 scores = [[curve[-1][name] for curve in curves] for name in ("received", "trained")]
@@ -193,6 +200,7 @@ TABLES = {
     **{f"{task}_newcomers": newcomers(task) for task in NEWCOMERS},
     "former_hopper": former_hopper,
     "aim": aim,
-    "side": returns("cartpole", "reversed", SIDE),
+    "side": returns("cartpole", "reversed", SIDE, SIDE_SEEDS),
+    "sizes": returns("cartpole", "reversed", ("dqn", *SIZES, "pfeddqn-rep"), SIDE_SEEDS),
 }
 FIGURES = {"cartpole-reversed.svg": curves("cartpole", "reversed")}

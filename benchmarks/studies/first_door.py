@@ -1,32 +1,36 @@
-"""The first door on eight natural tables: defaults beside what scikit-learn gives on the same rows.
+"""The first door on eight natural tables: what a user gets, beside scikit-learn on the same rows.
 
-A third of each site's rows is held out. `defaults` are the recommended methods with nothing set but
-the table, its target and the metric; the same with `--model linear` stands beside them.
-scikit-learn has the rows that Equipoise trains and validates on, prepared alike. Scores are means
-over sites of the score on each site's own held-out rows.
+30 % of each site's rows are held out before anything sees them. On the others, `equipoise compare`
+runs as it is typed first: the recommended methods, nothing set but the table, its target and the
+metric. `equipoise choose` decides and trains the final model on all of these rows. scikit-learn has
+the same rows, prepared alike. Scores are means over sites of the score on each site's own held-out
+rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from benchmarks.families import DATA
 from benchmarks.lab import Cell, Results, Study, grid
-from benchmarks.lab.cell import run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import mean, spread, table
 from benchmarks.natural_tables import FOLDER
-from equipoise.experiment.runner import build_task
-from equipoise.records.run_dir import RunFolder
-from equipoise.settings.experiment_config import ExperimentConfig
-from equipoise.tasks.supervised import ExamplesTask
-from equipoise.utils import pytree
+from equipoise.data.federated_dataset import Target
+from equipoise.data.tabular.table import Table
+from equipoise.experiment import new_rows
+from equipoise.experiment.choose import choose
+from equipoise.experiment.compare import compare
+from equipoise.experiment.row_outputs import USED
+from equipoise.tasks.tables import SPEC
+from equipoise.training.objectives import objective_of
 
 SPLITS = (1, 2, 3, 4, 5)
 TABLES: dict[str, dict[str, Any]] = {
@@ -86,110 +90,164 @@ TABLES: dict[str, dict[str, Any]] = {
     },
 }
 METRICS = {"brca": "concordance", "dialysis": "concordance", "math": "rmse", "loans": "rmse"}
-METHODS = ("autopilot", "fedavg", "local")
+SEEDS = 3  # of the comparison, as by default
+HELD_OUT = 0.3
 POOLED = "pooled linear"
 SITES = "each site's linear"
-WAYS = (POOLED, SITES, *METHODS, *(f"{method}, linear" for method in METHODS))
-SIDES = ("global", "personal")
+NAMES = {
+    POOLED: POOLED,
+    SITES: SITES,
+    USED: "**the decision**",
+    "global": "its global model",
+    "personal": "its personal models",
+    "local": "own models beside it",
+}
+"""Columns of the page by their name in the results."""
 SCORE_MARGIN = 0.005  # of AUC or concordance, below pooled
 ERROR_MARGIN = 0.01  # of the pooled error
 Floats = NDArray[np.float64]
 
 
-def options(data: str, split: int, way: str) -> dict[str, Any]:
+def options(data: str, split: int) -> dict[str, Any]:
     """The options of a cell; what is not here is the default."""
     given = {"task": "tables", **TABLES[data], "small_clients": "pool", "seed": split}
     given["data"] = str(given["data"])
-    method, _, model = way.partition(", ")
-    if method in METHODS:
-        given["method"] = method
-    if model:
-        given["model"] = model
     return given
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
-    """Mean scores over sites on validation and held-out rows."""
-    way = cell.axes["way"]
+    """Compare, choose, and score everything on the held-out rows."""
+    given = dict(cell.options)
+    column = given["client_column"]
+    train, test = hold_out(Path(given["data"]), column, cell.axes["split"], folder)
+    start = time.process_time()
+    path = folder / "compare"
+    cells = {method: {**given, "data": str(train)} for method in SPEC.first_methods}
+    compare(cells, SEEDS, path, ["equipoise", "compare"], overwrite=True)
+    choice, chosen = choose(path, overwrite=True)
+    seconds = time.process_time() - start
+    decision = choice.decision
+    assert decision is not None
+    models = new_rows.load_models(chosen)
+    linear = _fit_linear(models, _sites(models, new_rows.read_rows(train, column), column))
     metric = METRICS.get(cell.axes["data"], "auc")
-    if way in (POOLED, SITES):
-        return {"test": _scikit(_task(cell.options), metric, pooled=way == POOLED)}
-    summary = run(cell.options, folder).summary
-    task = _task(cell.options)
-    found: dict[str, Any] = {"rounds": summary["rounds"], "seconds_run": summary["seconds"]}
-    models = {name: RunFolder(folder).model(name) for name in SIDES}
-    for side, file in models.items():
-        if not file.exists():
-            continue
-        params = file.read_tensors()
-        if side == "global":
-            params = pytree.stack([params] * task.data.clients)
+    scores: dict[str, list[float]] = {}
+    for site in _sites(models, new_rows.read_rows(test, column), column):
+        outputs = {kind: models.outputs(kind, site.client, site.rows) for kind in site.models}
+        outputs[USED] = outputs[models.model_of(site.client)]
+        for name, fitted in linear.items():
+            outputs[name] = fitted[site.client if name == SITES else None].outputs(site.x)
+        for name in NAMES:
+            score = objective_of(models.target).score(
+                outputs[name].float()[None], site.y[None], None, (metric,)
+            )
+            scores.setdefault(name, []).append(float(score[metric]))
+    known = np.all(np.isfinite(list(scores.values())), axis=0)
+    return {
+        **{name: float(np.array(values)[known].mean()) for name, values in scores.items()},
+        "sites": len(known),
+        "scored_sites": int(known.sum()),
+        "chosen": next(one.label for one in decision.candidates if one.verdict == "chosen"),
+        "headline": decision.headline,
+        "rounds": decision.rounds,
+        "cpu_seconds": seconds,
+    }
+
+
+def hold_out(path: Path, column: str, split: int, folder: Path) -> tuple[Path, Path]:
+    """Write a table as two: the rows that the user has, and those held out at each site."""
+    import pandas as pd
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    else:
+        frame = pd.read_parquet(path)
+    frame = frame[frame[column].notna()].reset_index(drop=True)
+    order = np.random.default_rng(split).permutation(len(frame))
+    is_test = np.zeros(len(frame), np.bool_)
+    for rows in frame.groupby(column, observed=True).indices.values():
+        is_test[rows[order[rows].argsort()[: round(HELD_OUT * len(rows))]]] = True
+    files = folder / f"train{path.suffix}", folder / f"test{path.suffix}"
+    for part, file in zip((frame[~is_test], frame[is_test]), files, strict=True):
+        if path.suffix == ".csv":
+            part.to_csv(file, index=False)
         else:
-            params.pop("client_ids")
-        for split in ("val", "test"):
-            scores = task.evaluate_stack(torch.arange(task.data.clients), params, split)
-            found[f"{side}_{split}"] = _mean(scores[metric].numpy())
-            found[f"{side}_{split}_loss"] = _mean(scores["loss"].numpy())
+            part.to_parquet(file, index=False)
+    return files
+
+
+class Site(NamedTuple):
+    """Labelled rows of a site: raw, and prepared for a network."""
+
+    client: int | None
+    models: list[str]
+    rows: Table
+    x: Tensor
+    y: Tensor
+
+
+def _sites(models: new_rows.SiteModels, rows: Table, column: str) -> list[Site]:
+    """Return the labelled rows of each site."""
+    labelled = new_rows._is_labelled(models, rows)
+    assert labelled is not None
+    known = rows.take(np.flatnonzero(labelled))
+    found = []
+    for site in new_rows.split_by_site(models, known, None, column):
+        own = known.take(site.rows)
+        inputs = new_rows._features(models, own, column)
+        member = models.members[0]
+        x = member.inputs(inputs, site.client)
+        y = new_rows._targets(models, own)
+        found.append(Site(site.client, member.models_of(site.client), inputs, x, y))
     return found
-
-
-def _task(given: Mapping[str, Any]) -> ExamplesTask:
-    task = build_task(ExperimentConfig.from_options(dict(given)))
-    assert isinstance(task, ExamplesTask)
-    return task.with_all_metrics()
-
-
-def _mean(scores: NDArray[Any]) -> float | None:
-    """Mean over the sites where a score is defined."""
-    defined = scores[np.isfinite(scores)]
-    return float(defined.mean()) if len(defined) else None
 
 
 # ------------------------------------------------------------------ scikit-learn, and Cox's model
 
 
-def _rows(task: ExamplesTask, site: int, *splits: str) -> tuple[Floats, Floats]:
-    parts = [task.data.split(np.array([site]), split) for split in splits]
-    ranges = [slice(int(own.start[0]), int(own.start[0] + own.size[0])) for own in parts]
-    x = torch.cat([own.x[rows] for own, rows in zip(parts, ranges, strict=True)])
-    y = torch.cat([own.y[rows] for own, rows in zip(parts, ranges, strict=True)])
-    return x.double().numpy(), y.double().numpy()
+class Linear(NamedTuple):
+    """A linear model; with two classes it gives the logit of the second."""
+
+    weights: Floats
+    intercept: float
+    kind: str
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return outputs ``[n, outputs]`` as a network gives them."""
+        found = torch.from_numpy(x.double().numpy() @ self.weights + self.intercept)[:, None]
+        if self.kind != "classification":
+            return found
+        return torch.cat([torch.zeros_like(found), found], dim=1)
 
 
-def _scikit(task: ExamplesTask, metric: str, pooled: bool) -> float | None:
-    sites = [_rows(task, site, "train", "val") for site in range(task.data.clients)]
-    x = np.concatenate([rows for rows, _ in sites])
-    y = np.concatenate([targets for _, targets in sites])
-    scores = []
-    weights = _fit(task, x, y) if pooled else None
-    for site, rows in enumerate(sites):
-        coefficients, intercept = weights or _fit(task, *rows)
-        test_x, test_y = _rows(task, site, "test")
-        outputs = torch.from_numpy(test_x @ coefficients + intercept)[:, None]
-        if task.data.target.kind == "classification":
-            outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
-            targets = torch.from_numpy(test_y).long()
-        else:
-            targets = torch.from_numpy(test_y)
-        found = task._score(outputs[None].float(), targets[None], None)
-        scores.append(float(found[metric]))
-    return _mean(np.array(scores))
+def _fit_linear(
+    models: new_rows.SiteModels, sites: list[Site]
+) -> dict[str, dict[int | None, Linear]]:
+    """Fit one linear model on all rows (client None), and one on those of each client."""
+    clients = sorted({site.client for site in sites if site.client is not None})
+    own: dict[int | None, Linear] = {
+        client: _fit(models.target, [site for site in sites if site.client == client])
+        for client in clients
+    }
+    return {POOLED: {None: _fit(models.target, sites)}, SITES: own}
 
 
-def _fit(task: ExamplesTask, x: Floats, y: Floats) -> tuple[Floats, float]:
+def _fit(target: Target, sites: list[Site]) -> Linear:
     """Fit scikit-learn's logistic or ridge regression at its defaults, or Cox's model."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    target = task.data.target
+    x = torch.cat([site.x for site in sites]).double().numpy()
+    y = torch.cat([site.y for site in sites]).double().numpy()
     if target.kind == "survival":
-        return fit_cox(x, y[:, 0], y[:, 1] > 0), 0.0
+        return Linear(fit_cox(x, y[:, 0], y[:, 1] > 0), 0.0, target.kind)
     if target.kind == "regression":
         ridge = Ridge().fit(x, (y - target.mean) / target.scale)
-        return ridge.coef_, float(ridge.intercept_)
+        return Linear(ridge.coef_, float(ridge.intercept_), target.kind)
     if len(np.unique(y)) == 1:
-        return np.zeros(x.shape[1]), 5.0 if y[0] else -5.0
+        return Linear(np.zeros(x.shape[1]), 5.0 if y[0] else -5.0, target.kind)
     logistic = LogisticRegression(max_iter=2000).fit(x, y)
-    return logistic.coef_[0], float(logistic.intercept_[0])
+    return Linear(logistic.coef_[0], float(logistic.intercept_[0]), target.kind)
 
 
 def fit_cox(x: Floats, time: Floats, event: NDArray[np.bool_], penalty: float = 1.0) -> Floats:
@@ -219,116 +277,80 @@ def fit_cox(x: Floats, time: Floats, event: NDArray[np.bool_], penalty: float = 
 # ------------------------------------------------------------------ tables
 
 
-def _best(record: Record) -> float | None:
-    """The held-out score of the side whose validation loss is lower."""
-    losses = {side: record.result.get(f"{side}_val_loss") for side in SIDES}
-    known = {side: loss for side, loss in losses.items() if loss is not None}
-    if not known:
-        return record.result.get("test")
-    side = min(known, key=lambda name: known[name])
-    value: float | None = record.result.get(f"{side}_test")
-    return value
-
-
-def _decided(records: list[Record]) -> float | None:
-    """The held-out score of the way and side with the lowest validation loss."""
-    found = [
-        (record.result.get(f"{side}_val_loss"), record.result.get(f"{side}_test"))
-        for record in records
-        for side in SIDES
-        if record.result.get(f"{side}_val_loss") is not None
-    ]
-    return min(found)[1] if found else None
-
-
-def _complete(results: Results, data: str) -> list[int]:
-    """The splits of a table on which every way has run."""
-    done = {(record["split"], record["way"]) for record in results.where(data=data)}
-    return [split for split in SPLITS if all((split, way) in done for way in WAYS)]
+def _metric(data: str) -> str:
+    return METRICS.get(data, "auc")
 
 
 def scores(results: Results) -> list[str]:
     """One line per table: means over sites, then over splits."""
     rows = []
     for data in TABLES:
-        splits = _complete(results, data)
-        digits = 4 if METRICS.get(data, "auc") != "rmse" else 3
-        row: list[Any] = [data, METRICS.get(data, "auc"), len(splits)]
-        for way in WAYS:
-            found = [r for r in results.where(data=data, way=way) if r["split"] in splits]
-            row.append(spread((_best(record) for record in found), digits))
+        found = results.where(data=data)
+        digits = 3 if _metric(data) == "rmse" else 4
+        row: list[Any] = [data, _metric(data), len(found)]
+        row += [spread((record.result.get(name) for record in found), digits) for name in NAMES]
         rows.append(row)
-    return table(["table", "score", "splits", *WAYS], rows)
+    return table(["table", "score", "splits", *NAMES.values()], rows)
 
 
-def _means(results: Results, data: str, ways: Sequence[str]) -> list[float | None]:
-    """Mean scores over complete splits: the decision among ways, pooled, each site's own."""
-    splits = _complete(results, data)
-    decided = mean(
-        _decided([r for way in ways for r in results.where(data=data, split=split, way=way)])
-        for split in splits
-    )
-    references = [
-        mean(
-            record.result.get("test")
-            for record in results.where(data=data, way=way)
-            if record["split"] in splits
-        )
-        for way in (POOLED, SITES)
-    ]
-    return [decided, *references]
+def _gains(records: list[Record], reference: str, metric: str) -> list[float]:
+    """The decision's gain in each split; of errors relative to the reference."""
+    pairs = [(record.result[USED], record.result[reference]) for record in records]
+    if metric == "rmse":
+        return [(other - own) / other for own, other in pairs]
+    return [own - other for own, other in pairs]
+
+
+def _gain_text(gains: list[float], metric: str) -> str | None:
+    if not gains:
+        return None
+    if metric == "rmse":
+        return spread((100 * gain for gain in gains), 1) + " %"
+    return spread(gains, 4)
 
 
 def verdicts(results: Results) -> list[str]:
-    """The decision by validation loss beside scikit-learn, in means over splits."""
+    """The decision beside scikit-learn, paired by split, and what was decided."""
     rows = []
     for data in TABLES:
-        metric = METRICS.get(data, "auc")
-        row: list[Any] = [data, metric]
-        for ways in (METHODS, WAYS[2:]):
-            value, *references = _means(results, data, ways)
-            row.append(None if value is None else f"{value:.4f}")
-            row += [_gain(value, reference, metric) for reference in references]
+        found = results.where(data=data)
+        row: list[Any] = [data, _metric(data)]
+        row += [
+            _gain_text(_gains(found, reference, _metric(data)), _metric(data))
+            for reference in (POOLED, SITES)
+        ]
+        chosen = [record.result["chosen"] for record in found]
+        counts = {label: chosen.count(label) for label in sorted(set(chosen))}
+        row.append("; ".join(f"{label} {count}" for label, count in counts.items()))
+        row.append(spread((record.result["cpu_seconds"] for record in found), 0))
         rows.append(row)
-    head = ["table", "score"]
-    for name in ("defaults", "with linear"):
-        head += [name, f"{name} - pooled", f"{name} - each site's"]
-    return table(head, rows)
+    head = ["table", "score", "gain over pooled", "gain over each site's", "chosen (splits)"]
+    return table([*head, "processor seconds"], rows)
 
 
 def aims(results: Results) -> list[str]:
-    """How many tables reach each aim with the defaults, and which do not."""
+    """How many tables reach each aim, and which do not."""
     below: dict[str, list[str]] = {"each site's own": [], "pooled": []}
-    for data in TABLES:
-        value, pooled, own = _means(results, data, METHODS)
-        if value is None or pooled is None or own is None:
-            continue
-        is_error = METRICS.get(data) == "rmse"
-        sign = -1 if is_error else 1
-        if sign * (value - own) < 0:
+    done = [data for data in TABLES if results.where(data=data)]
+    for data in done:
+        found = results.where(data=data)
+        margin = ERROR_MARGIN if _metric(data) == "rmse" else SCORE_MARGIN
+        own = mean(_gains(found, SITES, _metric(data)))
+        pooled = mean(_gains(found, POOLED, _metric(data)))
+        if own is not None and own < 0:
             below["each site's own"].append(data)
-        margin = ERROR_MARGIN * pooled if is_error else SCORE_MARGIN
-        if sign * (value - pooled) < -margin:
+        if pooled is not None and pooled < -margin:
             below["pooled"].append(data)
     rows = [
-        [aim, f"{len(TABLES) - len(names)} of {len(TABLES)}", ", ".join(names) or "none"]
+        [aim, f"{len(done) - len(names)} of {len(done)}", ", ".join(names) or "none"]
         for aim, names in below.items()
     ]
     return table(["aim beside", "tables that reach it", "below it"], rows)
 
 
-def _gain(value: float | None, reference: float | None, metric: str) -> str | None:
-    """A difference where more is better; of errors in percent of the reference."""
-    if value is None or reference is None:
-        return None
-    if metric == "rmse":
-        return f"{100 * (reference - value) / reference:+.1f} %"
-    return f"{value - reference:+.4f}"
-
-
 STUDY = Study(
     name="first_door",
-    cells=lambda results: grid(options, data=tuple(TABLES), split=SPLITS, way=WAYS),
+    cells=lambda results: grid(options, data=tuple(TABLES), split=SPLITS),
     measure=measure,
     tables={"scores": scores, "verdicts": verdicts, "aims": aims},
 )

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.lab import Cell, Record, Results, Study, grid
 from benchmarks.lab.cell import percent, run
+from benchmarks.lab.plots import Series, drawing, lines
 from benchmarks.lab.tables import as_options, made_at, paired, spread, table
 from equipoise.experiment.certificate import certify_run
 
@@ -21,6 +22,7 @@ SIDES = {"global": "global", "local": "trained", "received": "received", "person
 PAGE: dict[str, Any] = {"method": "page", "reading": "paper", "window": 0}
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "fedavg": ({"method": "fedavg"}, THREE),
+    "page-default": ({"method": "page", "window": 0}, THREE),
     "page": (PAGE, FRESH),
     "page-bias-10-1": (PAGE | {"bias": "10:1"}, FRESH),
     "page-bias-1-10": (PAGE | {"bias": "1:10"}, THREE),
@@ -42,6 +44,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 GAME: tuple[str, ...] = (
     "fedavg",
+    "page-default",
     "page",
     "page-authors-code",
     "dapfl",
@@ -50,6 +53,7 @@ GAME: tuple[str, ...] = (
     "page-alpha-eta",
 )
 GAME += ("page-only-p", "fedavg-1000-rounds", "page-1000-rounds", "page-until-settled")
+ABLATION = ("page-only-p", "page-only-eta", "page-only-alpha", "page-alpha-eta")
 BIAS = ("page-bias-10-1", "page", "page-bias-1-10")
 CLIENTS = ("page-50-clients", "page", "page-1000-clients")
 BUDGETS = ("page", "page-resources-unpriced", "page-resources")
@@ -86,7 +90,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         for log in done.evaluated
     ]
     certify_run(folder, SAMPLES)
-    summary, notes = done.summary, [log.get("notes", {}) for log in done.logs]
+    summary, notes = done.summary, [log.get("logged", {}) for log in done.logs]
     result = {
         **dict(zip(SIDES, curve[-1][1:], strict=True)),
         "stopped": summary["rounds"] if summary["stopped"] else None,
@@ -102,22 +106,20 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             if "excess" in n
         ]
         result["budget"] = [[round(fmean(values), 5) for values in row] for row in rows[::EVERY]]
+    if "log_utility_global" in notes[-1]:  # figure 2
+        names = ("log_utility_global", "log_utility_local")
+        result["utilities"] = [[round(note[name], 4) for name in names] for note in notes[::EVERY]]
     return result
 
 
 def accuracies(*variants: str) -> Any:
+    """Rows of today's cells, and of earlier ones where they have more seeds."""
+
     def made(results: Results) -> list[str]:
         rows = []
         for name in variants:
-            if found := results.where(variant=name):
-                figures = [
-                    spread([r[side] for r in found], 2) for side in ("global", "local", "personal")
-                ]
-                rounds = ", ".join(sorted({str(r["stopped"] or r["rounds"]) for r in found}))
-                paper = " / ".join(f"{value:.2f}" for value in PAPER.get(name, ())) or None
-                seeds = ", ".join(str(r["seed"]) for r in found)
-                own = as_options(VARIANTS[name][0])
-                rows.append([name, own, rounds, seeds, *figures, paper, made_at(found)])
+            both = (results.where(variant=name), results.earlier.where(variant=name))
+            rows += [_row(name, found) for found in both if found]
         head = [
             "variant",
             "options",
@@ -134,10 +136,20 @@ def accuracies(*variants: str) -> Any:
     return made
 
 
+def _row(name: str, found: Sequence[Record]) -> list[Any]:
+    """One row of accuracies."""
+    figures = [spread([r[side] for r in found], 2) for side in ("global", "local", "personal")]
+    rounds = ", ".join(sorted({str(r["stopped"] or r["rounds"]) for r in found}))
+    paper = " / ".join(f"{value:.2f}" for value in PAPER.get(name, ())) or None
+    seeds = ", ".join(str(r["seed"]) for r in found)
+    own = as_options(VARIANTS[name][0])
+    return [name, own, rounds, seeds, *figures, paper, made_at(found)]
+
+
 def pairs(results: Results) -> list[str]:
     rows = []
     for one, other in PAIRS:
-        ours, theirs = (results.where(variant=name) for name in (one, other))
+        ours, theirs = (results.earlier.where(variant=name) for name in (one, other))
         seeds = {r["seed"] for r in ours} & {r["seed"] for r in theirs}
         figures = [paired(ours, theirs, side, 2) for side in ("global", "local", "personal")]
         rows.append([f"{one} − {other}", len(seeds), *figures])
@@ -147,7 +159,8 @@ def pairs(results: Results) -> list[str]:
 def budgets(results: Results) -> list[str]:
     rows = []
     for name in BUDGETS:
-        if found := [r["budget"] for r in results.where(variant=name) if "budget" in r.result]:
+        cells = results.newest(variant=name)
+        if found := [r["budget"] for r in cells if "budget" in r.result]:
             fifth = len(found[0]) // 5
             early, late = (
                 [100 * fmean(row[0] for row in budget[part]) for budget in found]
@@ -178,9 +191,8 @@ def budgets(results: Results) -> list[str]:
 def certificates(results: Results) -> list[str]:
     rows = []
     for name in dict.fromkeys((*GAME, *BIAS, *CLIENTS, *BUDGETS)):
-        certified = [
-            r["certificate"] for r in results.where(variant=name) if "certificate" in r.result
-        ]
+        cells = results.newest(variant=name)
+        certified = [r["certificate"] for r in cells if "certificate" in r.result]
         if found := [certificate for certificate in certified if "server" in certificate]:
             columns = [[c["clients"][key] for c in found] for key in ("largest", "mean")]
             columns += [
@@ -195,6 +207,47 @@ def certificates(results: Results) -> list[str]:
         "server's gain, its utility",
     ]
     return table([*head, "the aggregate's"], rows)
+
+
+def draw_rewards(results: Results, path: Path) -> None:
+    """Figure 2: accuracies and log utilities over rounds, PAGE's default, first seed."""
+    found = [r for r in results.where(variant="page-default") if "utilities" in r.result]
+    with drawing(path) as (axis,):
+        if not found:
+            axis.set(title="not computed")
+            return
+        record = found[0]
+        rounds = [row[0] for row in record["curve"]]
+        colours = {"global": "#0072B2", "local": "#D55E00"}
+        series = [
+            Series(f"{side} accuracy", rounds, [row[place] for row in record["curve"]], colour)
+            for place, (side, colour) in enumerate(colours.items(), start=1)
+        ]
+        lines(axis, series, f"PAGE, default reading, seed {record['seed']}", "round", "accuracy %")
+        right = axis.twinx()
+        played = [1 + EVERY * place for place in range(len(record["utilities"]))]
+        for place, colour in enumerate(colours.values()):
+            right.plot(played, [row[place] for row in record["utilities"]], ":", color=colour)
+        right.set_ylabel("log utility on validation rows (dotted)")
+
+
+def draw_ablation(results: Results, path: Path) -> None:
+    """Figure 3: what each control does to both accuracies, in the paper's reading.
+
+    Earlier cells: there each variant has three seeds.
+    """
+    names = ("fedavg", *ABLATION, "page")
+    cells = {name: results.earlier.where(variant=name) for name in names}
+    shown = [name for name, found in cells.items() if found]
+    with drawing(path, 2, (9.2, 3.0)) as axes:
+        for axis, side in zip(axes, ("global", "local"), strict=True):
+            for place, name in enumerate(shown):
+                values = [r[side] for r in cells[name]]
+                axis.plot(values, [place] * len(values), "o", color="#0072B2", markersize=4)
+                axis.plot(fmean(values), place, "|", color="#D55E00", markersize=14)
+            labels = [f"{name} ({len(cells[name])})" for name in shown]
+            axis.set_yticks(range(len(shown)), labels)
+            axis.set(xlabel=f"{side} accuracy %, one point per seed", ylim=(len(shown) - 0.5, -0.5))
 
 
 def pendulum(results: Results) -> list[str]:
@@ -237,4 +290,5 @@ STUDY = Study(
             "speed": speed,
         },
     },
+    figures={"rewards.svg": draw_rewards, "ablation.svg": draw_ablation},
 )

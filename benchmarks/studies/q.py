@@ -4,7 +4,7 @@ open.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +109,20 @@ def rounds_to(errors: np.ndarray, target: float) -> int | None:
 
 
 def fastest(
-    problem: tabular_q.TabularProblem, rule: str, tau: int, steps: int, target: float, sims: int
+    problem: tabular_q.TabularProblem,
+    rule: str,
+    tau: int,
+    steps: int,
+    target: float,
+    sims: int,
+    rates: Sequence[float] = RATES,
 ) -> Kept:
     """The rate that reaches the target first on the tuning seed, and its rounds on the reporting
     seed.
     """
     trials = {
         e: rounds_to(curve(problem, rule, e, tau, steps, sims=sims, seed=TUNING_SEED), target)
-        for e in RATES
+        for e in rates
     }
     found = {eta: rounds for eta, rounds in trials.items() if rounds is not None}
     if not found:
@@ -295,6 +301,28 @@ def communication(rule: str, tau: int) -> Kept:
     return {"target": target, "horizon": horizon, "sims": 50, **found, **spent}
 
 
+def overhead(scale: str, epsilon: float) -> Kept:
+    """Bytes (up and down, all agents) to an error of 0.05: the best of three periods for each rule.
+
+    Scales of states, actions and agents; policies from equal (epsilon 1) to nearly disjoint.
+    """
+    states, actions, agents = q_page.SCALES[scale]
+    mdp = garnet(3, states, actions, 3)
+    problem, target, horizon = walkers(mdp, epsilon, agents), 0.05, q_page.OVERHEAD_STEPS
+    cover = theory.coverage(mdp, preferred_action_policies(mdp, agents, epsilon))
+    out: Kept = {"K": agents, "target": target, "horizon": horizon, "sims": 10}
+    out |= {"c_het": round(cover.c_het, 3), "mu_avg": cover.mu_avg}
+    for rule in METHOD:
+        both_ways = tabular_q.uplink_bytes(rule, mdp) + tabular_q.downlink_bytes(mdp)
+        found = []
+        for tau in q_page.OVERHEAD_TAUS:
+            one = fastest(problem, rule, tau, horizon, target, 10, RATES[8::2])
+            if one["rounds"]:
+                found.append({**one, "tau": tau, "bytes": one["rounds"] * agents * both_ways})
+        out[rule] = min(found, key=lambda one: one["bytes"]) if found else None
+    return out
+
+
 def heterogeneity(mdp: str, epsilon: float) -> Kept:
     """Policies from equal (epsilon 1) to disjoint (0), with the theory's numbers; error and local
     steps to a target.
@@ -375,7 +403,7 @@ EXPERIMENTS: dict[str, Callable[..., Kept]] = {
     "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope,
     "bytes": communication, "het": heterogeneity, "coverage": partial_coverage,
     "straggler": straggler, "env": environment, "tables": tables, "synq": synq, "fades": fades,
-    "period": period, "exponent": exponent,
+    "period": period, "exponent": exponent, "overhead": overhead,
 }  # fmt: skip
 
 
@@ -406,6 +434,7 @@ def cells(results: Results) -> list[Cell]:
     found += grid(refined_options, experiment=["refined"], K=q_page.REFINED, samples=(32,))
     found += grid(refined_options, experiment=["refined"], K=(4,), samples=(8, 128))
     found += of("bytes", rule=rules, tau=q_page.TAUS)
+    found += of("overhead", scale=q_page.SCALES, epsilon=(1.0, 0.3, 0.1))
     found += of(
         "het", mdp=("two-state", "garnet"), epsilon=(1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
     )

@@ -28,6 +28,12 @@ EXPONENTS: dict[str, tuple[float, ...]] = {
     "size": (4, 8, 16, 32),
     "mixing": (0.0, 0.5, 0.75, 0.9),
 }
+SCALES = {  # states, actions, agents
+    "small": (5, 3, 5),
+    "medium": (10, 5, 20),
+    "large": (20, 5, 50),
+}
+OVERHEAD_TAUS, OVERHEAD_STEPS = (10, 50, 200), 8000
 COLOURS = {"equal": "#c33", "importance": "#26c", "targets": "#283"}
 ERROR = "(1 - γ) max |Q - Q*|"
 
@@ -128,7 +134,7 @@ def synq(results: Results) -> list[str]:
 
 
 def periods(results: Results) -> list[str]:
-    """Errors against tau; in brackets where tau is beyond the theory's condition."""
+    """Errors against tau; in brackets where tau is beyond our rule."""
     rows: list[list[Any]] = []
     for eta in PERIOD_RATES:
         row: list[Any] = [f"η = {eta:g}"]
@@ -250,6 +256,24 @@ def communication(results: Results) -> list[str]:
         rows.append([f"{rule}: kB", *(r["bytes"] and round(r["bytes"] / 1000) for r in found)])
         rows.append([f"{rule}: local steps", *(r["steps"] for r in found)])
     return table(["rule", *(f"τ = {t}" for t in TAUS)], reached(rows))
+
+
+def overheads(results: Results) -> list[str]:
+    """Bytes to the target by rule, over scales and degrees of heterogeneity."""
+    rows: list[list[Any]] = []
+    found = results.where(experiment="overhead")
+    order = list(SCALES)
+    for r in sorted(found, key=lambda r: (order.index(r["scale"]), -r["epsilon"])):
+        states, actions, agents = SCALES[r["scale"]]
+        spent = [r[rule] for rule in ("equal", "importance")]
+        figures = [one and f"{one['bytes'] / 1e3:.0f} (τ {one['tau']})" for one in spent]
+        ratio = None
+        if all(spent):
+            ratio = round(spent[1]["bytes"] / spent[0]["bytes"], 2)
+        size = f"{states} x {actions}, K = {agents}"
+        rows.append([size, r["epsilon"], f"{r['c_het']:.2g}", *figures, ratio])
+    head = ["states x actions", "ε", "C_het", "equal: kB", "importance: kB", "ratio"]
+    return table(head, reached(rows)) if rows else ["Not computed."]
 
 
 def heterogeneity(results: Results) -> list[str]:
@@ -374,7 +398,7 @@ def draw_slopes(results: Results, path: Path) -> None:
 TABLES = {
     "first_tables": first_tables, "synq": synq, "periods": periods, "exponents": exponents,
     "fades": fades, "refined": refined, "fig3": fig3, "fig4": fig4,
-    "fig5": fig5, "slopes": slopes, "communication": communication,
+    "fig5": fig5, "slopes": slopes, "communication": communication, "overheads": overheads,
     "heterogeneity": heterogeneity, "coverage": coverage, "stragglers": stragglers,
     "environments": environments,
 }  # fmt: skip

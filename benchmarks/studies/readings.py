@@ -97,7 +97,7 @@ def found(results: Results, column: str, variant: str) -> list[Record]:
     own = results.where(column=column, variant=variant)
     if column != "synthetic-300" or variant not in RUN_BEFORE:
         return own
-    before = Results(results.folder.parent / "page").where(variant=RUN_BEFORE[variant])
+    before = Results(results.folder.parent / "page").earlier.where(variant=RUN_BEFORE[variant])
     return sorted([*own, *before], key=lambda record: int(record["seed"]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import percent, run
-from benchmarks.lab.tables import mean, spread, table
+from benchmarks.lab.tables import age, mean, spread, table
 
 PLAIN = (
     "fedavg",
@@ -143,5 +143,6 @@ STUDY = Study(
         "sizes": columns(*SIZES),
         "cifar": columns("cifar100"),
         "plays": columns("shakespeare"),
+        "age": lambda results: age(r for r in results if r["column"] != "shakespeare"),
     },
 )

@@ -38,6 +38,8 @@ BUDGET = 800_000  # rounds times agents
 LEAST = 40_000
 SHOWN = (1000, 2000, 5000, 10_000, 20_000, 40_000, 100_000, 200_000, 400_000)
 SHARING = ("nothing", "everything", "representation")
+SAMPLES = 220_000  # steps of an agent in the experiment on communication frequency
+TROUBLE_ROUNDS = 8000
 
 
 def rates(rounds: int, alpha0: float, beta0: float, t0: float) -> np.ndarray:
@@ -61,6 +63,7 @@ def measured(
     epsilon: float = 1.0,
     sharing: str = "representation",
     relative: bool = False,
+    local_steps: int = LOCAL_STEPS,
 ) -> dict[str, np.ndarray]:
     """Exact subspace distance and mean value errors, plain and by visits (with actions also
     regret), at `marks`.
@@ -71,7 +74,7 @@ def measured(
         return {name: np.mean([one[name] for one in alone], axis=0) for name in alone[0]}
     problem = linear_mdp.LinearProblem(mdps, rank, epsilon)
     phis, thetas = linear_mdp.run_federated(
-        problem, seed, steps, LOCAL_STEPS, marks, sharing == "everything", relative
+        problem, seed, steps, local_steps, marks, sharing == "everything", relative
     )
     values = torch.einsum("msd,mnd->mns", phis, thetas)
     out = {"distance": linear_mdp.subspace_distance(phis, problem.best_subspace)}
@@ -194,6 +197,89 @@ def grid_world(beta0: float, t0: float) -> dict[str, Any]:
     return {"agents": 16, "at": marks.tolist(), **known, **kept}
 
 
+def timescale(variant: str) -> dict[str, Any]:
+    """PFedTD-Rep with one timescale, and with the rates of Phi too large or too small."""
+    marks = np.array([1000, 10_000, 40_000])
+    alpha0, beta0, t0, decay = rep_page.TIMESCALES[variant]
+    fade = 1 + np.arange(40_000) / t0
+    steps = np.stack([alpha0 / fade ** (2 / 3), beta0 / fade**decay], axis=1)
+    if t0 == np.inf:
+        steps = np.broadcast_to([alpha0, beta0], steps.shape).copy()
+    runs = [measured(chains(seed, 16), seed, steps, marks) for seed in SEEDS[:5]]
+    kept = {name: rounded([run[name] for run in runs]) for name in ("distance", "error")}
+    return {"agents": 16, "at": marks.tolist(), **kept}
+
+
+def frequency(local_steps: int) -> dict[str, Any]:
+    """PFedTD-Rep by the steps on the weights between two averages: equal rounds, equal samples."""
+    rounds = SAMPLES // (local_steps + 1)
+    marks = np.array([4000, rounds])
+    steps = rates(rounds, **SCHEDULE)
+    runs = [
+        measured(chains(seed, 16), seed, steps, marks, local_steps=local_steps)
+        for seed in SEEDS[:5]
+    ]
+    kept = {name: rounded([run[name] for run in runs]) for name in ("distance", "error")}
+    return {"agents": 16, "samples": SAMPLES, "at": marks.tolist(), **kept}
+
+
+def troubled(absent: float, delay: int) -> dict[str, Any]:
+    """PFedTD-Rep with agents that miss rounds, or whose changes arrive rounds later."""
+    runs = [troubled_run(seed, absent, delay) for seed in SEEDS[:3]]
+    kept = {name: [run[name] for run in runs] for name in ("distance", "error")}
+    return {"agents": 16, "rounds": TROUBLE_ROUNDS, **kept}
+
+
+def troubled_run(seed: int, absent: float, delay: int) -> dict[str, float]:
+    """One run: an absent agent stands still, and a late change of Phi is added when it arrives.
+
+    The weights of an agent are fitted to the Phi that it receives, as the method does it.
+    """
+    problem = linear_mdp.LinearProblem(chains(seed, 16), RANK, 1.0)
+    draws = np.random.default_rng(seed).random((TROUBLE_ROUNDS, problem.agents))
+    phi = linear_mdp.initial_features(problem, seed)
+    values = torch.zeros(problem.agents, problem.num_rows, dtype=torch.float64)
+    position = torch.from_numpy(problem.initial_states(seed).copy())
+    sq_td_error = torch.zeros(problem.agents, dtype=torch.float64)
+    taken = np.zeros(problem.agents, np.int64)
+    under_way: list[torch.Tensor] = [torch.zeros_like(phi)] * delay
+    for t, (alpha, beta) in enumerate(rates(TROUBLE_ROUNDS, **SCHEDULE)):
+        ids = np.flatnonzero(draws[t] >= absent)
+        if not len(ids):
+            continue
+        rows = torch.from_numpy(ids)
+        own_phi = phi.repeat(len(ids), 1, 1)
+        theta = linear_mdp.fit_theta(own_phi, values[rows])
+        here = position[rows]
+        means = sq_td_error[rows]
+        for count, rate, moves in (
+            (LOCAL_STEPS, alpha, (False, True, False)),
+            (1, beta, (True, False, False)),
+        ):
+            linear_mdp.advance(
+                problem,
+                ids,
+                own_phi,
+                theta,
+                here,
+                means,
+                problem.rng_keys(seed, ids, taken[ids]),
+                taken[ids],
+                torch.full((len(ids),), count),
+                torch.full((len(ids),), float(rate), dtype=torch.float64),
+                moves,
+            )
+            taken[ids] += count
+        position[rows] = here
+        sq_td_error[rows] = means
+        values[rows] = torch.einsum("ksd,kd->ks", own_phi, theta)
+        under_way.append((own_phi - phi).mean(0))
+        phi = linear_mdp.orthonormal(phi + under_way.pop(0))
+    error = linear_mdp.value_error(values, problem.true_values).mean()
+    distance = linear_mdp.subspace_distance(phi, problem.best_subspace)
+    return {"error": round(float(error), 5), "distance": round(float(distance), 5)}
+
+
 def lyapunov(agents: int) -> dict[str, Any]:
     """The Lyapunov function of the two timescales along a run of the theory task.
 
@@ -244,6 +330,10 @@ def cells(results: Results) -> list[Cell]:
     found += of("unit", unit=UNITS, step=CONTROL)
     found += of("grid", beta0=(10.0, 5.0), t0=(10_000.0, 20_000.0))
     found += of("lyapunov", agents=(2, 8, 32))
+    found += of("timescale", variant=rep_page.TIMESCALES)
+    found += of("frequency", local_steps=rep_page.FREQUENCIES)
+    found += of("troubled", absent=rep_page.ABSENT, delay=(0,))
+    found += of("troubled", absent=(0.0,), delay=rep_page.DELAYS)
     return [
         *found,
         *of("regime", t0=(1000.0, 10_000.0), agents=AGENTS),
@@ -268,6 +358,12 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             return grid_world(**axes)
         case "lyapunov":
             return lyapunov(**axes)
+        case "timescale":
+            return timescale(**axes)
+        case "frequency":
+            return frequency(**axes)
+        case "troubled":
+            return troubled(**axes)
     return control(**axes)
 
 

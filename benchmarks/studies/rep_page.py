@@ -19,6 +19,16 @@ METHODS = {
     "q": {"nothing": "linear-q", "everything": "fedq", "representation": "pfedq-rep"},
 }
 DRAWS, T0, EARLY = 2000, 3000.0, 5000
+TIMESCALES = {  # alpha0, beta0, t0, exponent of the decay of beta; alpha decays as t^(-2/3)
+    "two timescales (the schedule of this page)": (0.05, 0.3, T0, 1.0),
+    "one timescale: beta decays as alpha": (0.05, 0.3, T0, 2 / 3),
+    "one timescale: beta equals alpha": (0.05, 0.05, T0, 2 / 3),
+    "constant rates": (0.05, 0.3, np.inf, 1.0),
+    "beta ten times larger": (0.05, 3.0, T0, 1.0),
+    "beta ten times smaller": (0.05, 0.03, T0, 1.0),
+}
+FREQUENCIES = (1, 2, 5, 10, 20, 50)
+ABSENT, DELAYS = (0.0, 0.1, 0.3, 0.5), (1, 5, 20)
 
 
 def sizes(results: Results, experiment: str, **axes: Any) -> list[Record]:
@@ -210,6 +220,46 @@ def floors(results: Results) -> list[str]:
     ]
 
 
+def timescales(results: Results) -> list[str]:
+    """The ablation of the two timescales."""
+    found = {r["variant"]: r for r in results.where(experiment="timescale")}
+    rows = []
+    for name in TIMESCALES:
+        if name in found:
+            errors = [interval(column) for column in zip(*found[name]["error"], strict=True)]
+            rows.append([name, *errors, interval([row[-1] for row in found[name]["distance"]])])
+    marks = next(iter(found.values()))["at"] if found else ()
+    head = ["rates", *(f"error, T = {t}" for t in marks), "distance at the end"]
+    return table(head, rows) if rows else ["Not computed."]
+
+
+def frequencies(results: Results) -> list[str]:
+    """The steps between two averages, at equal rounds and at equal samples."""
+    found = sorted(results.where(experiment="frequency"), key=lambda r: r["local_steps"])
+    rows = []
+    for r in found:
+        figures = [
+            interval([row[place] for row in r[name]])
+            for place in (0, 1)
+            for name in ("error", "distance")
+        ]
+        rows.append([r["local_steps"], *figures, r["at"][1]])
+    head = ["K", "error, 4,000 rounds", "distance, 4,000 rounds", "error, equal samples"]
+    head += ["distance, equal samples", "rounds then"]
+    return table(head, rows) if rows else ["Not computed."]
+
+
+def troubles(results: Results) -> list[str]:
+    """Agents that miss rounds, or whose changes arrive late."""
+    found = sorted(results.where(experiment="troubled"), key=lambda r: (r["delay"], r["absent"]))
+    rows = []
+    for r in found:
+        figures = [interval(r[name]) for name in ("error", "distance")]
+        rows.append([f"{100 * r['absent']:.0f} %", r["delay"], *figures])
+    head = ["absent in a round", "rounds late", "error, T = 8000", "distance"]
+    return table(head, rows) if rows else ["Not computed."]
+
+
 def draw_lyapunov(results: Results, path: Path) -> None:
     series = [
         banded(list(zip(*r["lyapunov"], strict=True)), r["at"], f"N = {r['agents']}", colour)
@@ -264,6 +314,7 @@ TABLES = {
     "speedup": rounds("speedup"), "confirm": rounds("confirm"), "constant": constant,
     "slopes": slopes, "regimes": regimes, "first": first, "control": control, "units": units,
     "minutes": minutes, "grid": grid_world, "floors": floors,
+    "timescales": timescales, "frequencies": frequencies, "troubles": troubles,
 }  # fmt: skip
 FIGURES = {
     "speedup.svg": draw_speedup,

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import run
-from benchmarks.lab.tables import table
+from benchmarks.lab.tables import age, table
 from equipoise.experiment.tune import tune
 from equipoise.records.codec import decode
 from equipoise.records.summary import Summary
@@ -71,10 +71,8 @@ def cells(results: Results) -> list[Cell]:
 
     def options(settings: str, method: str, seed: int) -> dict[str, Any]:
         common = {"task": "synthetic", "rounds": 200, "finetune": True, "checkpoint_every": 50}
-        own = {"reading": "paper"} if method == "page" else {}
         return {
             **common,
-            **own,
             **(found[method] if settings == "tuned" else {}),
             "method": method,
             "seed": seed,
@@ -111,6 +109,8 @@ def accuracies(settings: str) -> Any:
 
     def made(results: Results) -> list[str]:
         by_method = summaries(results, settings)
+        if not by_method:
+            return ["Not run."]
         columns = tables.summary_columns(next(iter(by_method.values()))[0])
         picked = [next(c for c in columns if c.title == title) for title in SHOWN]
         rows = tables.summary_rows(by_method, picked)
@@ -143,5 +143,11 @@ STUDY = Study(
     name="synthetic",
     cells=cells,
     measure=measure,
-    tables={"default": accuracies("default"), "found": found, "tuned": accuracies("tuned")},
+    tables={
+        "default": accuracies("default"),
+        "former": lambda results: accuracies("default")(results.earlier),
+        "found": found,
+        "tuned": accuracies("tuned"),
+        "age": lambda results: age(r for r in results if r["settings"] != "search"),
+    },
 )

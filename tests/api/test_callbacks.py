@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import equipoise as eq
+from equipoise.records.run_dir import RunFolder
 
 SMALL = {"clients": 4, "samples": 40, "epochs": 1}
 
@@ -20,6 +21,10 @@ class Recorder(eq.callbacks.Callback):
         self.calls.append(record.round)
         return "enough" if record.round == 2 else None
 
+    def on_checkpoint(self, run: eq.Run, round: int) -> None:
+        assert RunFolder(run.folder).checkpoint.exists()
+        self.calls.append(("saved", round))
+
     def on_end(self, run: eq.Run) -> None:
         self.calls.append("end")
 
@@ -28,7 +33,8 @@ def test_callbacks_see_start_rounds_and_end(tmp_path: Path) -> None:
     first = Recorder()
     second = Recorder()
     run = eq.run(tmp_path / "run", rounds=5, callbacks=[first, second], **SMALL)
-    assert first.calls == second.calls == [("start", 5), 1, 2, "end"]
+    # A run that is stopped saves once more.
+    assert first.calls == second.calls == [("start", 5), 1, 2, ("saved", 2), "end"]
     assert run.final.stopped == "enough"
 
 
@@ -78,3 +84,29 @@ def test_frames(tmp_path: Path) -> None:
     assert frame["method"].tolist() == ["fedavg", "fedavg", "local", "local"]
     assert frame["seed"].tolist() == [0, 1, 0, 1]
     assert frame["personal.acc"].tolist()[0] == compared.runs["fedavg"][0].final.personal.acc
+
+
+def test_checkpoints_are_told_before_their_rounds(tmp_path: Path) -> None:
+    recorder = Recorder()
+    eq.run(tmp_path / "run", rounds=1, checkpoint_every=1, callbacks=[recorder], **SMALL)
+    assert recorder.calls == [("start", 1), ("saved", 1), 1, "end"]
+
+
+def test_a_resumed_run_has_callbacks(tmp_path: Path) -> None:
+    def stop(record: object) -> str | None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        eq.run(tmp_path / "run", rounds=2, checkpoint_every=1, on_round=stop, **SMALL)
+    recorder = Recorder()
+    eq.open(tmp_path / "run").resume(callbacks=[recorder])
+    assert recorder.calls == [("start", 2), ("saved", 2), 2, ("saved", 2), "end"]
+
+
+def test_trackers_are_a_callback(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    trackers = eq.callbacks.Trackers("tensorboard")
+    eq.run(tmp_path / "run", rounds=2, callbacks=[trackers], **SMALL)
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+    with pytest.raises(eq.UsageError, match="unknown tracker 'tensorbord'"):
+        eq.callbacks.Trackers("tensorbord")

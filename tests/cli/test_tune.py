@@ -95,3 +95,25 @@ def test_bad_searches_are_refused(tmp_path, capsys):
         == 2
     )
     assert "another search" in capsys.readouterr().err
+
+
+def test_optuna_reads_the_search(tmp_path):
+    from optuna import load_study
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    command = ["tune", "--methods", "fedavg", "--out", str(tmp_path), "--quiet", *SMALL]
+    for trials in ("1", "2"):  # a resumed search goes on in the same file
+        assert main([*command, "--trials", trials]) == 0
+        file = tmp_path / "fedavg" / "optuna.journal"
+        storage = JournalStorage(JournalFileBackend(str(file)))
+        study = load_study(study_name="fedavg", storage=storage)
+        assert len(study.trials) == int(trials)
+    best = json.loads((tmp_path / "fedavg" / "best.json").read_text())
+    assert study.best_value == best["score"]
+    assert study.best_params == best["options"]
+
+
+def test_a_wrong_option_is_said_at_the_first_trial(tmp_path, capsys):
+    assert main(["tune", "--methods", "fedavg", "--data", str(tmp_path), "--out", "x"]) == 2
+    assert "holds no CSV or Parquet files" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 import equipoise
 from decision.conftest import OPTIONS, QUICK, SITES
 from equipoise.cli import main
+from equipoise.experiment.decision import final_rounds, read_decision
 from equipoise.experiment.new_rows import load_models
 from equipoise.records.run_dir import RunFolder
 from equipoise.utils import serialization
@@ -89,6 +91,42 @@ def test_choose_refits_on_all_rows_and_says_so(
     assert main(["export", str(out), "--client", "west", "--out", str(target)]) == 0
     assert main(["choose", str(comparison), "--out", str(out)]) == 2
     assert "holds a choice already" in capsys.readouterr().err
+
+
+def test_the_bare_command_compares_what_is_recommended(clinics: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bare"
+    given = f"--data {clinics / 'train.csv'} --client-column clinic --target ill --seeds 1"
+    options = f"{given} --model linear --rounds 2 --quiet --out {out}"
+    assert main(["compare", *options.split()]) == 0
+    compared = json.loads((out / "compare.json").read_text())
+    assert list(compared["summaries"]) == ["autopilot", "fedavg", "local"]
+    labels = {one["label"] for one in json.loads((out / "decision.json").read_text())["candidates"]}
+    assert {"each site's own model", "a constant", "autopilot, personal models"} <= labels
+
+
+def test_rounds_of_the_final_model_follow_the_validation_loss(
+    comparison: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is lowest, within half a percent, up to round 40; the metric has its best in 1."""
+    losses = [1.0 / t if t <= 40 else 1.0 for t in range(1, 61)]
+    records = [
+        SimpleNamespace(
+            round=t,
+            privacy=None,
+            val=SimpleNamespace(global_={}, personal={"loss": loss, "acc": 1.0 / t}),
+        )
+        for t, loss in enumerate(losses, 1)
+    ]
+    monkeypatch.setattr(RunFolder, "stream", lambda folder: iter(records))
+    config = {"rounds": 100, "method": "fedavg", "seed": 0}
+    monkeypatch.setattr(RunFolder, "read_config", lambda folder: config)
+    decision = read_decision(comparison)
+    assert decision is not None
+    assert final_rounds(comparison, decision) == 40
+    del records[9:]  # the best of nine rounds is the last: a final model has thirty
+    assert final_rounds(comparison, decision) == 30
+    config["rounds"] = 20  # unless the user allowed fewer
+    assert final_rounds(comparison, decision) == 20
 
 
 def test_refit_is_a_run_on_all_rows(comparison: Path, clinics: Path, tmp_path: Path) -> None:

@@ -86,6 +86,23 @@ def test_the_choice_is_made_on_validation_rows_unless_the_test_is_clear() -> Non
     assert "slightly optimistic" in by_test.notes[0]
 
 
+def test_a_tie_on_validation_rows_goes_to_the_method_named_first() -> None:
+    """`n` is better on validation rows by chance, then clearly; test rows never differ."""
+    names = ("m|personal", "m|global", "n|global", "local", "constant")
+    test = dict.fromkeys(names, (0.8, 0.8))
+    entries = [*ENTRIES[:2], Entry("n|global", "n", "global"), *ENTRIES[2:]]
+    by_chance = {**dict.fromkeys(names, (0.8, 0.8)), "n|global": (0.85, 0.85)}
+    by_chance["m|global"] = (0.75, 0.75)
+    found = decide(replace(evidence(test, by_chance), entries=entries))
+    assert (found.method, found.model) == ("m", "personal")
+    clearly = {**dict.fromkeys(names, (0.5, 0.5)), "n|global": (1.0, 1.0)}
+    found = decide(replace(evidence(test, clearly), entries=entries))
+    assert (found.method, found.model) == ("n", "global")
+    in_other_order = [entries[2], *entries[:2], *entries[3:]]
+    found = decide(replace(evidence(test, by_chance), entries=in_other_order))
+    assert (found.method, found.model) == ("n", "global")
+
+
 def test_own_models_that_win_are_kept_and_constants_are_named() -> None:
     shares = {
         "m|personal": (0.5, 0.5),

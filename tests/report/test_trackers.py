@@ -2,6 +2,7 @@
 the tracker alone.
 """
 
+import importlib
 import json
 import struct
 from collections.abc import Iterator
@@ -206,6 +207,20 @@ def stopped_run(out: Path, log: str) -> None:
 
     with pytest.raises(Stop), Stopping(log, out) as tracking:
         run(ExperimentConfig.from_options(options), out, on_round_end=tracking)
+
+
+def test_trackio_has_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio", reason="the extra trackio is not installed")
+    storage = importlib.import_module("trackio.sqlite_storage")
+    monkeypatch.setattr(storage, "TRACKIO_DIR", tmp_path / "trackio")
+    (tmp_path / "trackio").mkdir()
+    out = tmp_path / "run"
+    assert main(["run", *SMALL, "--log", "trackio", "--out", str(out), "--json"]) == 0
+    name = json.loads((out / "trackers.json").read_text())["trackio"]
+    logs = storage.SQLiteStorage.get_logs("equipoise", name)
+    expected = [round_metrics(record)["personal/acc"] for record in RunFolder(out).records()]
+    found = [row["personal/acc"] for row in logs if "personal/acc" in row]
+    assert found[: len(expected)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("first", ["tensorboard", ""])

@@ -53,7 +53,8 @@ def test_two_rows_and_one_split():
     rows = rows_of_clients([[1.0], [2.0]], [-1.0, 1.0], [2])
     grown, margins = grow(RegressionBoosting(0.0, 1.0), options, rows)
     tree = grown.trees.iteration(0)
-    assert tree.feature[0, 0].tolist() == [0.0]
+    assert tree.feature[0, 0].tolist() == [0.0, -1.0, -1.0]
+    assert tree.left[0, 0].tolist() == [1.0, 0.0, 0.0]
     assert 1.0 <= tree.threshold[0, 0, 0] < 2.0
     assert tree.value[0, 0].tolist() == [0.0, -0.25, 0.25]
     assert margins.tolist() == [[-0.25, 0.25]]
@@ -164,7 +165,7 @@ def test_regression_gradients_are_derivatives(absolute):
     y = np.array([1.0, 3.0, 10.0])
     margins = np.array([[0.3, -1.0, 0.5]])
     everything = np.array([0]), np.array([3])
-    gradient, hessian = objective.gradients(y, margins, *everything)
+    gradient, hessian = (QUANTUM * units for units in objective.gradients(y, margins, *everything))
     residual = margins[0] - (y - 2.0) / 4.0
     if absolute:
         curve = np.sqrt(1 + residual**2)
@@ -252,6 +253,49 @@ def test_sums_of_clients_grow_the_pooled_ensemble(kind):
     assert (federated.trees.feature >= 0).sum() > 20
 
 
+def leaf_by_leaf(x, g, h, rows, leaves, min_rows):
+    """Grow one tree on numbers, always splitting the leaf with the largest gain."""
+
+    def best(part):
+        found = (0.0, None)
+        own = g[part].sum() ** 2 / h[part].sum()
+        for f in range(x.shape[1]):
+            for cut in np.unique(x[part, f])[:-1]:
+                left = part[x[part, f] <= cut]
+                right = part[x[part, f] > cut]
+                if min(len(left), len(right)) >= min_rows:
+                    sides = sum(g[s].sum() ** 2 / h[s].sum() for s in (left, right))
+                    found = max(found, (sides - own, (left, right)), key=lambda pair: pair[0])
+        return found
+
+    open_leaves = [(best(rows), rows)]
+    while len(open_leaves) < leaves:
+        (gain, sides), _ = taken = max(open_leaves, key=lambda leaf: leaf[0][0])
+        if gain <= 0:
+            break
+        open_leaves = [leaf for leaf in open_leaves if leaf is not taken]
+        open_leaves += [(best(side), side) for side in sides]
+    return [part for _, part in open_leaves]
+
+
+@pytest.mark.parametrize("leaves", [2, 5, 9])
+def test_level_by_level_ends_as_leaf_by_leaf(leaves):
+    """A tree of few leaves goes deep where the gain is, and one level is one exchange."""
+    random = np.random.default_rng(leaves)
+    x = random.integers(0, 12, (300, 2)).astype(np.float32)
+    y = np.exp(x[:, 0] / 3) + 2 * (x[:, 1] > 6) * (x[:, 0] > 9) + random.normal(size=300)
+    y = (y - y.mean()) / y.std()
+    options = TreeOptions(
+        trees=1, tree_depth=8, tree_leaves=leaves, leaf_rows=5, leaf_l2=0.0, shrinkage=1.0
+    )
+    rows = rows_of_clients(x, y, [100, 150, 50])
+    grown, margins = grow(RegressionBoosting(0.0, 1.0), options, rows, base=np.zeros(1))
+    expected = leaf_by_leaf(x, -y, np.ones(300), np.arange(300), leaves, 5)
+    assert len(expected) == leaves == (grown.trees.feature >= 0).sum() + 1
+    for part in expected:
+        np.testing.assert_allclose(margins[0, part], y[part].mean(), atol=1e-5)
+
+
 def test_a_state_that_is_lost_gives_the_same_sums():
     """Margins, gradients and nodes follow from the rows and the model alone."""
     rows, objective = make_rows("multiclass")
@@ -260,20 +304,25 @@ def test_a_state_that_is_lost_gives_the_same_sums():
     edges = personal.common_edges(rows, 63)
     trees = grow(objective, options, rows, categories, edges[None])[0].trees
     base = objective.base_margins(objective.target_sums(rows.y))
-    kept = BoostingState(rows.x, rows.y, objective, categories)
+    kept = BoostingState(rows.x, rows.y, objective, categories, 3)
+    clients = (rows.start, rows.size)
+
+    def lost():
+        return BoostingState(rows.x, rows.y, objective, categories, 3)
+
     for tree in range(4):
-        for level in range(3):
-            arguments = (trees, base, tree, level, edges, (rows.start, rows.size))
-            fresh = BoostingState(rows.x, rows.y, objective, categories).histograms(*arguments)
-            assert (kept.histograms(*arguments) == fresh).all()
+        for level, asked in enumerate([[[0]] * 3, [[1], [2], [1]], [[3, 5], [4, 5], [6, -1]]]):
+            arguments = (trees, base, tree, level, np.array(asked), edges)
+            fresh = lost().histograms(*arguments, clients)
+            assert (kept.histograms(*arguments, clients) == fresh).all()
             some = (rows.start[[1, 3]], rows.size[[1, 3]])
-            assert (kept.histograms(*arguments[:5], some) == fresh[[1, 3]]).all()
+            assert (kept.histograms(*arguments, some) == fresh[[1, 3]]).all()
     # Another ensemble, and an earlier state of the same one.
     other = trees._replace(value=trees.value * 2)
+    roots = np.zeros((3, 1), np.int64)
     for arguments in ((other, base, 2, 1), (trees, base, 1, 0), (trees, base + 1, 1, 0)):
-        fresh = BoostingState(rows.x, rows.y, objective, categories)
-        more = (edges, (rows.start, rows.size))
-        assert (kept.histograms(*arguments, *more) == fresh.histograms(*arguments, *more)).all()
+        more = (*arguments, roots + arguments[3], edges, clients)
+        assert (kept.histograms(*more) == lost().histograms(*more)).all()
 
 
 def test_models_side_by_side_are_those_grown_alone():

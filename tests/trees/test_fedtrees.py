@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 pytest.importorskip("pyarrow")
 
 from equipoise.cli import main
-from equipoise.core import ClientUpdate, LocalTrainRequest, RngContext, TrainingConfig
+from equipoise.core import ClientUpdate, LocalTrainRequest, RngContext, Server, TrainingConfig
 from equipoise.data.tabular import tables_from_values
 from equipoise.data.tabular.io import align_tables
 from equipoise.data.transforms import MISSING_INPUT
@@ -27,7 +27,7 @@ from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfi
 from equipoise.tasks.tables import TableLearningConfig, task_from_tables
 from equipoise.tasks.trees import TreesTask
 from equipoise.trees.boosting import Rows, boost
-from equipoise.trees.ensemble import TREE, Trees
+from equipoise.trees.ensemble import LEVEL, STAGE, TREE, Trees
 from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.secure_aggregation import with_secure_aggregation
@@ -149,6 +149,46 @@ def test_a_run_that_is_saved_and_continued_is_the_same_run(tmp_path, more):
     assert largest_difference(whole.state_dict(), second.state_dict()) == 0
     for one, other in zip(logs, parts, strict=True):
         assert timeless(one) == timeless(other)
+
+
+def one_round(task, method, params, state, round, ids):
+    """Apply the sums of some clients; return the new model and state."""
+    server = Server(task, task.info.training, params, state, 0, round, 100)
+    stack = {name: value.expand(len(ids), *value.shape) for name, value in params.items()}
+    aux = {"statistics": torch.ones(len(ids))}
+    if "grid" in state and int(params["progress"][STAGE]) < 2:
+        aux["grid"] = state["grid"].expand(len(ids), *state["grid"].shape)
+    request = LocalTrainRequest(stack, ids, ids, aux=aux)
+    found = task.fit_stack(ids, request, {}, RngContext(0, round, task.info.training))[0]
+    weights, server.state = method.aggregation_weights(server, ids, ClientUpdate({}))
+    return method.aggregate(server, ids, ClientUpdate({}, found), weights)
+
+
+def test_sums_of_siblings_do_not_mix_clients():
+    """If others reply than at the level above, both children are asked for anew."""
+    task = make_task(tree_patience=0)
+    method = FedTrees()
+    everybody = torch.arange(4)
+    states = {}
+    for lost in (None, 5, 6):  # when client 1 is away: at the last level, at the next root
+        params = task.init_params(0)
+        state = method.init_server(task, params)
+        steps = []
+        for round in range(1, 12):
+            ids = everybody[everybody != 1] if round == lost else everybody
+            params, state = one_round(task, method, params, state, round, ids)
+            asked = int((params["asked"] >= 0).sum())
+            steps.append((int(params["progress"][LEVEL]), asked))
+        states[lost] = params, steps
+    whole, steps = states[None]
+    assert steps[2:5] == [(1, 1), (2, 2), (0, 1)]
+    again, more = states[5]
+    assert more[4] == (2, 4)  # round 5 is dropped, all four nodes of the level are asked for
+    assert more[5] == (0, 1)
+    assert more[6] == (1, 2)  # the next tree asks for everything from the start
+    for name in ("feature", "threshold", "value"):
+        assert torch.equal(again[name][0], whole[name][0])
+    assert states[6][1][5] == (1, 1)  # a root has no sibling: the sums of three clients are used
 
 
 def test_secure_sums_are_exact():

@@ -1,4 +1,4 @@
-"""Callbacks of a run: what happens at its start, after each round and at its end."""
+"""Callbacks of a run: what happens at its start, after rounds and checkpoints, and at its end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from equipoise.experiment.decision import conclude
+from equipoise.experiment.runner import Interrupted, OnCheckpoint, OnRoundEnd
 from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import NAMED
 from equipoise.report.terminal import ProgressDisplay
+from equipoise.report.trackers import RunTrackers, parse_tracker_names
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
@@ -37,6 +41,14 @@ class Callback:
             A reason to stop the run, or None.
         """
         return None
+
+    def on_checkpoint(self, run: Run, round: int) -> None:
+        """Do something after a checkpoint was written, from which the run can be resumed.
+
+        Args:
+            run: The run.
+            round: Last round of the checkpoint. :meth:`on_round` of this round comes later.
+        """
 
     def on_end(self, run: Run) -> None:
         """Do something after the last round, also if the run failed or was interrupted."""
@@ -121,23 +133,78 @@ class Progress(Callback):
         self._stack.close()
 
 
-def combine(
-    callbacks: Sequence[Callback], on_round: Callable[[RoundRecord], str | None] | None
-) -> Callable[[RoundRecord], str | None]:
-    """Return one function that calls all callbacks after a round.
+class Trackers(Callback):
+    """Send every round to experiment trackers, as the argument ``log`` of a run does."""
+
+    def __init__(self, names: str) -> None:
+        """Choose the trackers.
+
+        Args:
+            names: Names with commas between: ``"tensorboard,mlflow"``; docs/how-to/trackers.md has
+                all.
+
+        Raises:
+            UsageError: If a tracker is unknown or not installed.
+        """
+        parse_tracker_names(names)
+        self.names = names
+        self._trackers: RunTrackers | None = None
+        self._stack = ExitStack()
+
+    def on_start(self, run: Run, rounds: int) -> None:
+        """Prepare the trackers; they open with the first round."""
+        done = RunFolder(run.folder).count_rounds()
+        self._trackers = self._stack.enter_context(RunTrackers(self.names, run.folder, done))
+
+    def on_round(self, record: RoundRecord) -> str | None:
+        """Send the round."""
+        if self._trackers is not None:
+            self._trackers(record)
+        return None
+
+    def on_end(self, run: Run) -> None:
+        """Send the summary of a finished run, and close the trackers."""
+        self._stack.close()
+
+
+def run_with_callbacks(
+    run: Run,
+    rounds: int,
+    callbacks: Sequence[Callback],
+    on_round: OnRoundEnd | None,
+    train: Callable[[OnRoundEnd, OnCheckpoint], object],
+) -> None:
+    """Run to the end with callbacks, then write the decision and the report.
 
     Args:
-        callbacks: The callbacks.
-        on_round: One more function.
+        run: The run.
+        rounds: Planned number of rounds.
+        callbacks: The callbacks; all see every round, and the first reason to stop counts.
+        on_round: One more function that is called after every round.
+        train: Runs to the end; calls its arguments after every round and every checkpoint.
 
-    Returns:
-        A function that returns the first reason to stop. All callbacks see every round.
+    Raises:
+        KeyboardInterrupt: If the user asked to stop.
     """
 
-    def call_all(record: RoundRecord) -> str | None:
+    def on_round_end(record: RoundRecord) -> str | None:
         reasons = [callback.on_round(record) for callback in callbacks]
         if on_round is not None:
             reasons.append(on_round(record))
         return next((reason for reason in reasons if reason), None)
 
-    return call_all
+    def on_checkpoint(round: int) -> None:
+        for callback in callbacks:
+            callback.on_checkpoint(run, round)
+
+    for callback in callbacks:
+        callback.on_start(run, rounds)
+    try:
+        train(on_round_end, on_checkpoint)
+    except Interrupted:
+        how = f"equipoise.open({str(run.folder)!r}).resume()"
+        raise KeyboardInterrupt(f"stopped after a whole round; go on with {how}") from None
+    finally:
+        for callback in callbacks:
+            callback.on_end(run)
+    conclude(run.folder)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor, nn
 
+from equipoise.api.callbacks import Callback, Trackers, run_with_callbacks
 from equipoise.api.errors import speaks_python
 from equipoise.api.frames import Predictions, in_kind_of
 from equipoise.api.inputs import (
@@ -42,12 +43,13 @@ from equipoise.experiment.new_rows import (
     SiteModels,
     evaluate_rows,
     find_site,
+    horizon_column,
     load_models,
     predict_rows,
     read_choice,
 )
 from equipoise.experiment.predict import Predictor
-from equipoise.experiment.runner import Interrupted, resume_run
+from equipoise.experiment.runner import OnCheckpoint, resume_run
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
@@ -57,7 +59,6 @@ from equipoise.records.scores import NAMED
 from equipoise.records.summary import Certificate, Summary
 from equipoise.report import html, tables
 from equipoise.report.statistics import PairedDifference, paired_difference
-from equipoise.report.trackers import RunTrackers
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
 from equipoise.training.objectives import objective_of
@@ -158,6 +159,7 @@ class Run:
         *,
         client_column: str = "",
         probabilities: bool = False,
+        horizon: float | None = None,
     ) -> Predictions:
         """Predict new rows.
 
@@ -169,6 +171,7 @@ class Run:
             client_column: Column that names the site of each row: every row is predicted by the
                 model of its site, rows of unknown sites by the global one.
             probabilities: Whether to return class probabilities ``[rows, classes]``.
+            horizon: Of survival, return the probability of the event by this time instead.
 
         Returns:
             Predictions ``[rows]``: classes in the type of the training labels; values; or of
@@ -182,7 +185,12 @@ class Run:
         if client_column:
             if client is not None:
                 raise UsageError("client and client_column exclude each other: leave one out")
-            return _predict_sites(self._site_models(), rows, None, client_column, probabilities)
+            return _predict_sites(
+                self._site_models(), rows, None, client_column, probabilities, horizon
+            )
+        if horizon is not None:
+            number = self._number(client)
+            return _predict_sites(self._site_models(), rows, number, "", probabilities, horizon)
         predictor = self._predictor(client)
         return _predicted(predictor.card, predictor.outputs(rows), rows, probabilities)
 
@@ -196,6 +204,7 @@ class Run:
         cross_site: bool = False,
         by: str = "",
         min_count: int = DEFAULT_MIN_COUNT,
+        horizon: float | None = None,
     ) -> Evaluation:
         """Score the models on labelled rows that training never had.
 
@@ -211,6 +220,7 @@ class Run:
             cross_site: Whether to score the model of every site on the rows of every site.
             by: Columns by whose groups rows are scored: ``"sex,age"`` or ``"age:40:65"``.
             min_count: Fewest rows of a group or site whose scores are shown.
+            horizon: Of survival, also score the probabilities of the event by this time.
 
         Returns:
             The scores; ``print`` shows the verdict, ``details`` has the rest.
@@ -228,6 +238,7 @@ class Run:
             cross_site=cross_site,
             by=Grouping.parse(by),
             min_count=min_count,
+            horizon=horizon,
         )
 
     def adapt(
@@ -263,6 +274,7 @@ class Run:
         method: type[Method] | None = None,
         task: Task | None = None,
         on_round: OnRound | None = None,
+        callbacks: Sequence[Callback] = (),
         log: str = "",
         processes: int | None = None,
         client_memory_gib: float | None = None,
@@ -273,6 +285,7 @@ class Run:
             method: Class of the method, if it was given in Python by another process.
             task: Task, if it was made in Python by another process.
             on_round: Called after each round, as in :func:`equipoise.run`.
+            callbacks: Callbacks, as in :func:`equipoise.run`.
             log: Names of trackers, as in :func:`equipoise.run`.
             processes: Number of processes; may differ from the first part of the run.
             client_memory_gib: Memory for client state; may differ from the first part.
@@ -284,12 +297,18 @@ class Run:
         folder = known._folder
         settings = known._settings()
         resources = resources_from(processes, client_memory_gib)
-        run_with_trackers(
-            folder,
-            log,
-            on_round,
-            lambda watch: resume_run(folder.path, watch, settings=settings, resources=resources),
-        )
+
+        def train(on_round_end: OnRound, on_checkpoint: OnCheckpoint) -> object:
+            return resume_run(
+                folder.path,
+                on_round_end,
+                settings=settings,
+                resources=resources,
+                on_checkpoint=on_checkpoint,
+            )
+
+        trackers = [Trackers(log)] if log else []
+        run_with_callbacks(known, settings.run.rounds, [*callbacks, *trackers], on_round, train)
         return known
 
     def certify(self, samples: int = 64) -> Certificate:
@@ -405,35 +424,6 @@ def _frame(rows: Sequence[Mapping[str, object]]) -> pandas.DataFrame:
     return _pandas().json_normalize(list(rows))
 
 
-def run_with_trackers(
-    folder: RunFolder, log: str, on_round: OnRound | None, go: Callable[[OnRound], object]
-) -> None:
-    """Run to the end with trackers and a callback, then write the report.
-
-    Args:
-        folder: Folder of the run.
-        log: Names of trackers.
-        on_round: Callback of the user.
-        go: Runs to the end; calls its argument after every round.
-
-    Raises:
-        KeyboardInterrupt: If the user asked to stop.
-    """
-    done = folder.count_rounds()
-    with RunTrackers(log, folder.path, done) as trackers:
-
-        def watch(record: RoundRecord) -> str | None:
-            trackers(record)
-            return on_round(record) if on_round else None
-
-        try:
-            go(watch)
-        except Interrupted:
-            how = f"equipoise.open({str(folder.path)!r}).resume()"
-            raise KeyboardInterrupt(f"stopped after a whole round; go on with {how}") from None
-    conclude(folder.path)
-
-
 @speaks_python
 @dataclass(frozen=True)
 class Chosen:
@@ -459,11 +449,12 @@ class Chosen:
         *,
         client_column: str = "",
         probabilities: bool = False,
+        horizon: float | None = None,
     ) -> Predictions:
         """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
         models = self._models()
         number = find_site(models, client) if isinstance(client, str) else client
-        return _predict_sites(models, rows, number, client_column, probabilities)
+        return _predict_sites(models, rows, number, client_column, probabilities, horizon)
 
     def evaluate(
         self,
@@ -475,6 +466,7 @@ class Chosen:
         cross_site: bool = False,
         by: str = "",
         min_count: int = DEFAULT_MIN_COUNT,
+        horizon: float | None = None,
     ) -> Evaluation:
         """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
         models = self._models()
@@ -488,6 +480,7 @@ class Chosen:
             cross_site=cross_site,
             by=Grouping.parse(by),
             min_count=min_count,
+            horizon=horizon,
         )
 
     def adapt(
@@ -513,12 +506,19 @@ class Chosen:
 
 
 def _predict_sites(
-    models: SiteModels, rows: object, client: int | None, client_column: str, probabilities: bool
+    models: SiteModels,
+    rows: object,
+    client: int | None,
+    client_column: str,
+    probabilities: bool,
+    horizon: float | None,
 ) -> Predictions:
     """Predict rows of a table, each by the model of its site."""
     table = table_from_values(rows, "the table of rows", client_column)
-    outputs = predict_rows(models, table, client, client_column).outputs
-    return _predicted(models.card, outputs, rows, probabilities)
+    found = predict_rows(models, table, client, client_column, horizon)
+    if horizon is not None:
+        return in_kind_of(rows, np.asarray(found.columns[horizon_column(horizon)]))
+    return _predicted(models.card, found.outputs, rows, probabilities)
 
 
 def _predicted(card: Card, outputs: Tensor, rows: object, probabilities: bool) -> Predictions:

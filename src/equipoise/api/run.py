@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.api.callbacks import Callback, combine
+from equipoise.api.callbacks import Callback, Trackers, run_with_callbacks
 from equipoise.api.errors import speaks_python
 from equipoise.api.inputs import (
     GivenMethod,
@@ -15,12 +15,13 @@ from equipoise.api.inputs import (
     python_parts,
     resources_from,
 )
-from equipoise.api.results import Chosen, OnRound, Run, run_with_trackers
+from equipoise.api.results import Chosen, OnRound, Run
 from equipoise.api.task import Task
 from equipoise.core import Method, Schedule
 from equipoise.experiment.compare import with_table_defaults
 from equipoise.experiment.model_choice import choose_model
 from equipoise.experiment.new_rows import find_models, read_choice
+from equipoise.experiment.runner import OnCheckpoint
 from equipoise.experiment.runner import run as run_settings
 from equipoise.methods import all_methods
 from equipoise.records.run_dir import RunFolder
@@ -93,9 +94,10 @@ def run(
     if settings.run.model == AUTO_MODEL:
         settings = choose_model(settings, None, resources)
     run_config = settings.run
+    trackers = [Trackers(log)] if log else []
     folder = Path(out) if out is not None else new_folder(f"{run_config.method}-{run_config.task}")
 
-    def train(on_round_end: OnRound) -> object:
+    def train(on_round_end: OnRound, on_checkpoint: OnCheckpoint) -> object:
         return run_settings(
             settings,
             folder,
@@ -103,16 +105,13 @@ def run(
             overwrite=overwrite,
             on_round_end=on_round_end,
             resources=resources,
+            on_checkpoint=on_checkpoint,
         )
 
     result = Run(folder, *python_parts(settings.method, task))
-    for callback in callbacks:
-        callback.on_start(result, run_config.rounds)
     try:
-        run_with_trackers(RunFolder(folder), log, combine(callbacks, on_round), train)
+        run_with_callbacks(result, run_config.rounds, [*callbacks, *trackers], on_round, train)
     finally:
-        for callback in callbacks:
-            callback.on_end(result)
         if out is None:
             with contextlib.suppress(OSError):  # keep the folder if it is not empty
                 folder.rmdir()

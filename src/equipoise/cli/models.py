@@ -95,7 +95,7 @@ def adapt(arguments: list[str]) -> int:
         "adapt",
         "Give a site that joins after the run a personal model, by the rule of the method: "
         "fine-tuning, its own head, its own trees. It is compared with the global model and with "
-        "training alone on held-out rows, with 95 %% intervals. The folder can be given to "
+        "training alone on held-out rows, with 95 % intervals. The folder can be given to "
         "predict, evaluate, export and report.",
     )
     parser.add_argument("model", help=f"{MODEL_HELP}, or of a Flower node")
@@ -143,7 +143,7 @@ def evaluate(arguments: list[str]) -> int:
     parser = Parser(
         "evaluate",
         "Score models on labelled rows that training never had: global, personal, the site's own "
-        "and a constant beside each other, on the same rows, with 95 %% intervals.",
+        "and a constant beside each other, on the same rows, with 95 % intervals.",
     )
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("rows", help="CSV or Parquet file with the columns of training")
@@ -166,6 +166,7 @@ def evaluate(arguments: list[str]) -> int:
         default=10,
         help="fewest rows of a group or site whose scores are shown (default: 10)",
     )
+    _add_horizon(parser, "also score probabilities of the event by this time: Brier score, AUC")
     parser.add_argument("--out", help="also write the scores of all sites to this CSV file")
     parser.add_argument(
         "--report", help="also write a page of HTML: calibration curves, heat map, groups"
@@ -201,6 +202,7 @@ def evaluate(arguments: list[str]) -> int:
         cross_site=values.cross_site,
         by=groupings,
         min_count=values.min_count,
+        horizon=values.horizon,
     )
     if page is not None:
         io.write_text(page, render_evaluation(found.details))
@@ -213,6 +215,7 @@ def evaluate(arguments: list[str]) -> int:
             calibration=found.details.calibration,
             cross_site=found.details.cross_site,
             groups=found.details.groups,
+            horizon=found.details.horizon,
             unlabelled=found.num_unlabelled,
             scores=str(out) if out else None,
             report=str(page) if page else None,
@@ -251,6 +254,7 @@ def predict(arguments: list[str]) -> int:
     )
     _add_sites(parser, "")
     parser.add_argument("--id", default="", help="column that is copied to the predictions")
+    _add_horizon(parser, "also predict the probability of the event by this time")
     parser.add_argument(
         "--out", default="predictions.csv", help="the file (default: predictions.csv)"
     )
@@ -266,6 +270,7 @@ def predict(arguments: list[str]) -> int:
         client=values.client,
         client_column=values.client_column,
         id_column=values.id,
+        horizon=values.horizon,
         overwrite=values.overwrite,
     )
     if values.json:
@@ -321,4 +326,11 @@ def _add_client(parser: Parser) -> None:
     """Add ``--client``, which chooses between a personal and the global model."""
     parser.add_argument(
         "--client", help="whose personal model, by name or number (default: the global model)"
+    )
+
+
+def _add_horizon(parser: Parser, help: str) -> None:
+    """Add ``--horizon``, a time after the start in the unit of the target."""
+    parser.add_argument(
+        "--horizon", type=float, metavar="TIME", help=f"of survival: {help} (such as 1825)"
     )

@@ -188,19 +188,20 @@ def parse_several_methods(arguments: list[str], parser: Parser) -> tuple[Values,
     Raises:
         UsageError: If ``--methods`` is empty or names a method twice.
     """
+    without_help = [text for text in arguments if text not in HELP_FLAGS]
+    early = early_options(without_help)
+    first_methods = ",".join(find_task(early["task"]).first_methods)
     parser.add_argument(
         "--methods",
-        default="fedavg,local,finetune",
-        help="names with commas between, or 'all' that suit",
+        default=first_methods,
+        help=f"names with commas between, or 'all' that suit (default: {first_methods})",
     )
-    without_help = [text for text in arguments if text not in HELP_FLAGS]
     methods = parser.parse_known_args(without_help)[0].methods
     names = [name for name in methods.split(",") if name]
     if methods == "all":
         names = list(all_methods())
     if not names or len(set(names)) < len(names):
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
-    early = early_options(arguments)
     tables = {name: options(find_method(name), find_task(early["task"])) for name in names}
     merged = {key: option for table in tables.values() for key, option in table.items()}
     del merged["method"]

@@ -144,7 +144,7 @@ def add_log(parser: Parser) -> None:
     parser.add_argument(
         "--log",
         default="",
-        help="trackers that receive every round: tensorboard, mlflow, wandb",
+        help="trackers that receive every round: tensorboard, mlflow, wandb, trackio",
     )
 
 

@@ -27,7 +27,7 @@ def certify(arguments: list[str]) -> int:
     parser = Parser(
         "certify",
         "Measure how much any client, or the server, would gain by choosing differently while all "
-        "others stay. The result is a relative gain in utility: 0 %% means that nobody would "
+        "others stay. The result is a relative gain in utility: 0 % means that nobody would "
         "change alone, which is an equilibrium. It is printed and added to the run's summary.json.",
     )
     parser.add_argument("folder", help="folder of a finished run")
@@ -211,8 +211,24 @@ def watch(arguments: list[str]) -> int:
     parser.add_argument(
         "--every", type=float, default=1.0, help="seconds between looks (default: 1)"
     )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="a live page of one federation in the browser, on this machine only (127.0.0.1): "
+        "rounds, clients, lateness, refusals, budgets, scores",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="port of --serve (default: 0, any free one)"
+    )
+    parser.add_argument(
+        "--no-browser", action="store_true", help="print the address, but open no browser"
+    )
     add_json(parser)
     values = parser.parse(arguments)
+    if values.serve:
+        from equipoise.studio.server import serve_federation
+
+        return serve_federation(Path(values.folder), values.port, not values.no_browser)
     from equipoise.report.terminal import make_console
     from equipoise.report.terminal_live import runs_so_far
     from equipoise.report.terminal_live import watch as watch_folder

@@ -5,6 +5,7 @@ Imports that load PyTorch are inside the function: ``--help`` is quick.
 
 from __future__ import annotations
 
+from equipoise.cli.json_output import Output, add_json, print_json
 from equipoise.cli.parser import Parser, add_quiet, output_file
 
 
@@ -30,7 +31,9 @@ def train_policy(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, help="rounds of a federation (default: 24)")
     parser.add_argument("--seed", type=int, help="seed of everything (default: 1)")
     add_quiet(parser)
+    add_json(parser)
     values = parser.parse(arguments)
+    output = Output(values.quiet, values.json)
     out = output_file(values.out)
     from equipoise.methods.fedpolicy.network import save_network
     from equipoise.methods.fedpolicy.training import TrainingOptions, describe, train
@@ -39,9 +42,11 @@ def train_policy(arguments: list[str]) -> int:
     names = ("batches", "federations", "clients", "rounds", "seed")
     asked = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
     options = TrainingOptions(**asked)
-    with step_progress("batches of federations", values.quiet) as update:
+    with step_progress("batches of federations", not output.for_people) as update:
         network = train(options, lambda batch, *_: update(batch, options.batches))
     save_network(network, out, describe(options))
-    if not values.quiet:
+    if output.json:
+        print_json(policy=str(out), about=describe(options))
+    elif output.for_people:
         print(f"Wrote {out}: use it with --method fedpolicy --policy trained --policy-file {out}.")
     return 0

@@ -2,7 +2,9 @@
 
 Woo, Joshi, Chi, "The Blessing of Heterogeneity in Federated Q-Learning", ICML 2023
 (arXiv:2305.10697). Constants and logarithms of the theorems are left out: predictions are for
-ratios and slopes, not for absolute numbers.
+ratios and slopes, not for absolute numbers. Sample complexities are the paper's. The rules for tau,
+eta and the burn-in are this project's: a summary of the paper was at hand, which states that tau
+balances communication against drift, and not the theorems' conditions.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ METHODS = ("fedsynq", "fedasynq-eq", "fedasynq-im")
 MAX_SQUARINGS = 200
 MIN_CHANGE = 1e-16
 TAU_CONSTANT = 1 / 8
-"""c of the theorems' condition tau - 1 <= c min(1 - gamma, 1/K) / eta; its order is theirs."""
+"""c of our rule tau - 1 <= c min(1 - gamma, 1/K) / eta."""
 ETA_CONSTANT = 14.0
 """eta (1 - gamma) mu T, at which the two terms of the error balance on the MDP of the slopes."""
 MAX_ETA = 0.95
@@ -151,10 +153,10 @@ def predicted_samples(
 
 
 def max_tau(eta: float, gamma: float, agents: int) -> int:
-    """Return the longest synchronisation period with which the theorems hold.
+    """Return the longest synchronisation period that our rule allows at a learning rate.
 
-    They ask for tau - 1 <= c min(1 - gamma, 1/K) / eta: within a period no agent may move so far
-    that averaging no longer helps. c is `TAU_CONSTANT`.
+    tau - 1 <= c min(1 - gamma, 1/K) / eta: within a period no agent may move so far that averaging
+    no longer helps. c is `TAU_CONSTANT`. The rule is cautious (`python -m benchmarks q`, period).
 
     Args:
         eta: Learning rate.
@@ -168,11 +170,11 @@ def max_tau(eta: float, gamma: float, agents: int) -> int:
 
 
 def best_eta(gamma: float, steps: int, mu: float = 1.0) -> float:
-    """Return the learning rate that balances the two terms of the theorems' error.
+    """Return the learning rate that balances the two terms of the error.
 
     The initial error decays as exp(-(1 - gamma) mu eta T) and the noise grows as sqrt(eta / K), so
     eta is proportional to 1 / ((1 - gamma) mu T). The factor `ETA_CONSTANT` was measured
-    (`python -m benchmarks q`, slopes) and stands for the theorems' logarithm.
+    (`python -m benchmarks q`, slopes) and stands for a logarithm.
 
     Args:
         gamma: Discount factor.
@@ -209,7 +211,7 @@ def burn_in(gamma: float, eta: float, cover: Coverage | None = None) -> float:
 def condition_warnings(
     eta: float, tau: int, steps: int, gamma: float, agents: int, cover: Coverage | None = None
 ) -> tuple[str, ...]:
-    """Return a sentence for each condition of the theorems that a run violates.
+    """Return a sentence for each rule on tau and on the number of steps that a run violates.
 
     Args:
         eta: Learning rate.
@@ -226,8 +228,8 @@ def condition_warnings(
     longest = max_tau(eta, gamma, agents)
     if tau > longest:
         found.append(
-            f"tau is {tau}: at eta {eta:.3g} with {agents} agents the theory's guarantee holds up "
-            f"to tau {longest}; choose a shorter period, a smaller eta, or --tau auto"
+            f"tau is {tau}: at eta {eta:.3g} with {agents} agents averaging is sure to help up to "
+            f"tau {longest}; choose a shorter period, a smaller eta, or --tau auto"
         )
     if cover is not None and cover.mu_avg == 0.0:
         found.append(

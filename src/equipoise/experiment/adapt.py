@@ -30,6 +30,7 @@ from equipoise.experiment.adaptation import (
     cross_fit,
     cross_fit_constant,
 )
+from equipoise.experiment.hazard import BaselineHazard, fit_hazard, read_hazard
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import CHOICE_FILE, find_models, read_choice
 from equipoise.experiment.predict import Predictor
@@ -50,6 +51,7 @@ from equipoise.trees.config import TreeOptions
 from equipoise.utils import io, serialization
 from equipoise.utils.config_file import config_text
 from equipoise.utils.errors import UsageError
+from equipoise.utils.record import to_json
 
 DEFAULT_NAME = "newcomer"
 MIN_ROWS = 10
@@ -70,6 +72,7 @@ class Federated:
         has_global: Whether that is a whole model, which can be used as it is.
         frozen: Parameters that are never trained.
         known: Columns of the training tables.
+        hazard: Baseline hazard of survival; None without one.
         source: Where it comes from, in words.
     """
 
@@ -80,6 +83,7 @@ class Federated:
     has_global: bool
     frozen: Params
     known: frozenset[str]
+    hazard: BaselineHazard | None
     source: str
 
     @property
@@ -129,6 +133,7 @@ class Federated:
             name != "shared",
             frozen.read_tensors() if frozen.exists() else {},
             predictor.known,
+            read_hazard(folder),
             str(path),
         )
 
@@ -145,6 +150,7 @@ class Adapted:
         models: Parameters by name of their file.
         options: Options of the run.
         held_out: What all models say about held-out rows.
+        hazard: Baseline hazard of survival, with the level of this site; None for other targets.
     """
 
     name: str
@@ -154,6 +160,7 @@ class Adapted:
     models: Mapping[str, Params]
     options: Mapping[str, object]
     held_out: RowOutputs
+    hazard: BaselineHazard | None = None
 
     def __str__(self) -> str:
         """Return the verdict and its notes."""
@@ -172,6 +179,8 @@ class Adapted:
         files[folder.card.name] = self.card.write()
         if self.preprocessor is not None:
             files[folder.preparation.name] = self.preprocessor.to_json()
+        if self.hazard is not None:
+            files[folder.hazard.name] = to_json(self.hazard)
         files |= verdict_files(folder, self.decision, self.held_out, self.card.target)
         files[folder.config.name] = config_text(self.options)
         folder.write(files)
@@ -289,6 +298,7 @@ def adapt_rows(source: Federated, rows: object, name: str = DEFAULT_NAME) -> Ada
         },
         source.settings.to_dict,
         held_out,
+        fit_hazard(held_out, [0], source.hazard) if target.kind == "survival" else None,
     )
 
 

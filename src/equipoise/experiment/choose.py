@@ -12,10 +12,10 @@ from equipoise.experiment.decision import MODEL_WORDS, runs_by_method, write_dec
 from equipoise.experiment.new_rows import CHOICE_FILE, CHOICE_FOLDER
 from equipoise.experiment.row_outputs import LOCAL, PERSONAL
 from equipoise.experiment.runner import OnRoundEnd, run
+from equipoise.models import TREES
 from equipoise.records import codec
 from equipoise.records.decision import Choice, Decision
 from equipoise.records.manifest import CheckedFolder
-from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks import TaskSpec
@@ -25,7 +25,6 @@ from equipoise.utils.errors import UsageError
 REFIT_CHOICES = ("all", "none")
 NOT_COPIED = ("checkpoint", "report.html", "decision.json", io.LOCK_FILE)
 """Entries of a run that its models do not need."""
-ROUNDS_WORDS = "as many rounds as the validation rows asked for"
 
 Announce = Callable[[ExperimentConfig, int], OnRoundEnd]
 """Called before each final run with its settings and rounds; returns its ``on_round_end``."""
@@ -79,7 +78,7 @@ def choose(
     io.make_folder(out)
     members = []
     for source in runs:
-        given = _final_options(source)
+        given = _final_options(source, decision.rounds)
         member = f"final/seed-{given['seed']}"
         members.append(member)
         if method is not None:
@@ -92,13 +91,14 @@ def choose(
             refit = "none"
             shutil.copytree(source.path, out / member, ignore=shutil.ignore_patterns(*NOT_COPIED))
             continue
-        watch = announce(settings, decision.rounds) if announce else None
-        run(settings, out / member, on_round_end=_until(decision.rounds, watch))
+        on_round_end = announce(settings, settings.run.rounds) if announce else None
+        run(settings, out / member, on_round_end=on_round_end)
     choice = Choice(
         members=members,
         model=decision.model if decision.federated_method else PERSONAL,
         sites={site.name: site.model for site in decision.sites if site.model != decision.model},
         refit=refit,
+        has_validation=runs[0].read_config().get("model") == TREES,
         decision=decision,
     )
     words = "\n\n".join(choice_sentences(choice)) + "\n"
@@ -129,10 +129,19 @@ def _runs_of_choice(path: Path, decision: Decision) -> list[RunFolder]:
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def _final_options(source: RunFolder) -> dict[str, object]:
-    """Return the options of the final run: those of the run that it follows, on all rows."""
+def _final_options(source: RunFolder, rounds: int) -> dict[str, object]:
+    """Return the options of the final run: those of the run that it follows, on all rows.
+
+    Schedules reach their end in the last round: without validation rows nothing else makes the
+    rates fall. Trees keep their validation rows, which choose how many of them there are.
+
+    Args:
+        source: A run of the comparison.
+        rounds: Rounds of the final run.
+    """
     given = dict(source.read_config())
-    whole = {
+    whole: dict[str, object] = {
+        "rounds": rounds,
         "test_share": 0.0,
         "val_share": 0.0,
         "folds": 0,
@@ -142,17 +151,10 @@ def _final_options(source: RunFolder) -> dict[str, object]:
         "holdout_clients": 0.0,
         "local_baseline": given["method"] != LOCAL,
     }
+    if given.get("model") == TREES:
+        del whole["rounds"]
+        del whole["val_share"]
     return {**given, **{name: value for name, value in whole.items() if name in given}}
-
-
-def _until(last_round: int, watch: OnRoundEnd | None) -> OnRoundEnd:
-    """Return a callback that ends the run after a round; schedules stay those of the whole run."""
-
-    def on_round_end(record: RoundRecord) -> str | None:
-        reason = watch(record) if watch else None
-        return reason or (ROUNDS_WORDS if record.round >= last_round else None)
-
-    return on_round_end
 
 
 def choice_sentences(choice: Choice) -> list[str]:
@@ -176,7 +178,12 @@ def choice_sentences(choice: Choice) -> list[str]:
         sentences.append(f"Others use another model: {others}.")
     members = len(choice.members)
     model = "The final model was" if members == 1 else f"{members} final models, averaged, were"
-    if choice.refit == "all":
+    if choice.refit == "all" and choice.has_validation:
+        sentences.append(
+            f"{model} trained on all rows of each site but those of validation, which choose the "
+            "number of trees. The scores are those of the split before."
+        )
+    elif choice.refit == "all":
         sentences.append(
             f"{model} trained on all rows of each site, for {decision.rounds} rounds. The scores "
             "are those of the split before: no row is left to test it on."

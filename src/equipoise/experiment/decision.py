@@ -51,7 +51,8 @@ MIN_TEST_ROWS = 10  # a site with fewer is not judged by itself
 MUCH_OF_A_SHARE = 0.03  # seeds whose scores differ by more differ much
 MUCH_OF_A_NUMBER = 0.05  # the same of errors, relative to their mean
 SMOOTHED_EVALUATIONS = 5  # validation scores in the moving average that chooses rounds
-ROUND_TOLERANCE = 0.005  # validation scores that differ by less are equal
+ROUND_TOLERANCE = 0.005  # validation losses that differ by less, relatively, are equal
+MIN_FINAL_ROUNDS = 30  # of the final model, see final_rounds
 MAX_LISTED_SITES = 8
 MODEL_WORDS = {
     PERSONAL: "personal models",
@@ -281,8 +282,9 @@ def _train_rows(run: RunFolder) -> dict[str, int]:
 def final_rounds(path: Path, decision: Decision) -> int:
     """Choose the rounds of the final model on validation rows.
 
-    It is the last round whose validation score, smoothed and averaged over seeds, is as good as
-    the best one.
+    It is the last round whose validation loss, smoothed and averaged over seeds, is as good as
+    the best one, and at least ``MIN_FINAL_ROUNDS`` if the runs were allowed as many: the rates of
+    the final model follow no validation rows, and need some rounds to fall.
 
     Args:
         path: Folder of the run or the comparison.
@@ -300,18 +302,26 @@ def final_rounds(path: Path, decision: Decision) -> int:
     rounds = sorted(common)
     means = [fmean(curve[t] for curve in curves) for t in rounds]
     smooth = [fmean(means[max(0, i - SMOOTHED_EVALUATIONS + 1) : i + 1]) for i in range(len(means))]
-    tolerance = ROUND_TOLERANCE
-    if not math.isfinite(metric_info(decision.metric).highest):
-        tolerance *= abs(max(smooth))
-    good = [t for t, value in zip(rounds, smooth, strict=True) if value >= max(smooth) - tolerance]
-    return good[-1]
+    worst_accepted = max(smooth) - ROUND_TOLERANCE * abs(max(smooth))
+    good = [t for t, value in zip(rounds, smooth, strict=True) if value >= worst_accepted]
+    allowed = min(int(run.read_config()["rounds"]) for run in runs)
+    return max(good[-1], min(allowed, MIN_FINAL_ROUNDS))
 
 
 def _validation_curve(run: RunFolder, metric: str) -> dict[int, float]:
-    """Return the validation score of a run by round; higher is better."""
-    higher = higher_is_better(metric)
-    scores = {record.round: validation_score(record, metric, higher) for record in run.stream()}
-    return {t: score for t, score in scores.items() if score is not None}
+    """Return the validation score of a run by round; higher is better.
+
+    The loss decides, as it does about patience: on few rows another score jumps to its best by
+    chance in an early round. The metric decides where there is no loss.
+    """
+    records = list(run.stream())
+    for name in ("loss", metric):
+        higher = higher_is_better(name)
+        scores = {record.round: validation_score(record, name, higher) for record in records}
+        curve = {t: score for t, score in scores.items() if score is not None}
+        if curve:
+            return curve
+    return {}
 
 
 # ------------------------------------------------------------------ the decision
@@ -339,8 +349,8 @@ def decide(evidence: Evidence) -> Decision:
     if is_switched:
         notes.insert(
             0,
-            "The validation rows alone prefer another one, but the test rows show this one ahead; "
-            "its score is therefore slightly optimistic.",
+            "The validation rows alone do not show this one ahead, but the test rows do; its score "
+            "is therefore slightly optimistic.",
         )
     return replace(decision, notes=notes)
 
@@ -371,15 +381,28 @@ def _weighted_score(
 
 
 def _best_by_validation(evidence: Evidence, validation: Mapping[str, float | None]) -> Entry:
-    """Return the best candidate on validation rows; the first one if nothing is known."""
+    """Return the best candidate on validation rows; a tie goes to the method that was named first.
+
+    Validation rows are few: the best of several equal candidates is the best by chance. The method
+    named first is the recommended one unless the user named another. Of the models of one method
+    the better one is taken, and the first one if nothing is known.
+    """
     models = [entry for entry in evidence.entries if entry.model != CONSTANT]
     sign = 1 if higher_is_better(evidence.metric) else -1
 
-    def merit(entry: Entry) -> float:
+    def validation_score(entry: Entry) -> float:
         value = validation[entry.key]
         return -math.inf if value is None else sign * value
 
-    return max(models, key=merit)
+    best = max(models, key=validation_score)
+    first_method = next((entry.method for entry in models if entry.method), "")
+    first = max((entry for entry in models if entry.method == first_method), key=validation_score)
+    if best is first or not evidence.val:
+        return first
+    scores = resample(evidence.val, evidence.target, evidence.metric)
+    known = scores.known_sites([best.key, first.key])
+    difference = scores.difference(best.key, first.key, known, weighted=True)
+    return first if difference.contains_zero else best
 
 
 def _clearly_ahead(evidence: Evidence, scores: ResampledScores, chosen: Entry) -> Entry | None:

@@ -5,7 +5,7 @@ Personal models are scored in batches of clients, so that few of them are in mem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -35,6 +35,7 @@ from equipoise.experiment.adaptation import (
     FINETUNE_LR_FACTORS,
     newcomer_round,
 )
+from equipoise.experiment.hazard import BaselineHazard, fit_hazard
 from equipoise.experiment.row_outputs import (
     CONSTANT,
     GLOBAL,
@@ -87,6 +88,8 @@ class FinalScores:
     """The metric on the clients' test rows, by kind of model."""
     outputs: Mapping[str, RowOutputs] = field(default_factory=dict)
     """What all kinds of models say about the test and validation rows of named clients."""
+    hazard: BaselineHazard | None = None
+    """Baseline hazard of survival, from the training rows."""
     baselines: Params = field(default_factory=dict)
     """Constant and local models of named clients, as ``baselines.safetensors`` has them."""
 
@@ -215,7 +218,16 @@ def _with_baselines(
     if simulation.method.has_global(task):
         models[GLOBAL] = _global_model_batches(simulation)
     models[PERSONAL] = personal_model_batches(simulation)
-    by_model = {name: _row_outputs(task, batches) for name, batches in models.items()}
+    splits = [split for split in ("test", "val") if task.has_split(split)]
+    if task.info.target_kind == "survival":
+        splits.append("train")
+    by_model = {name: _row_outputs(task, batches, splits) for name, batches in models.items()}
+    if task.info.target_kind == "survival":
+        rows = _labelled_rows(task, ids, "train")
+        found = {name: parts["train"] for name, parts in by_model.items()}
+        found[CONSTANT] = constants[torch.from_numpy(rows.site)]
+        hazard = fit_hazard(replace(rows, outputs=found), ids.tolist())
+        final = replace(final, hazard=hazard)
     outputs: dict[str, RowOutputs] = {}
     for split in ("test", "val"):
         if not task.has_split(split):
@@ -259,9 +271,10 @@ def _labelled_rows(task: ExamplesTask, ids: Ints, split: str) -> RowOutputs:
     return RowOutputs(names, site, row.astype(np.int64), own.y[torch.from_numpy(place)], {})
 
 
-def _row_outputs(task: ExamplesTask, batches: ModelBatches) -> dict[str, Tensor]:
+def _row_outputs(
+    task: ExamplesTask, batches: ModelBatches, splits: Sequence[str]
+) -> dict[str, Tensor]:
     """Return what each client's model says about the client's rows, by split."""
-    splits = [split for split in ("test", "val") if task.has_split(split)]
     parts: dict[str, list[Tensor]] = {split: [] for split in splits}
     for ids, models in batches:
         for k, client in enumerate(ids):
@@ -388,17 +401,22 @@ def compare_models(
 
 
 def site_rows(
-    task: ExamplesTask, client: int, models: Mapping[str, Params], name: str = ""
+    task: ExamplesTask,
+    client: int,
+    models: Mapping[str, Params],
+    name: str = "",
+    split: str = "test",
 ) -> RowOutputs:
-    """Return what the models of one client, and the constant, say about its test rows.
+    """Return what the models of one client, and the constant, say about its rows.
 
     Args:
         task: Task with the client's data.
         client: Client id.
         models: Models by kind.
         name: Name of the client; its id if empty.
+        split: Split of its rows.
     """
-    x, y = task.client_rows(client, "test")
+    x, y = task.client_rows(client, split)
     with torch.no_grad():
         outputs = {kind: task.logits(model, x).float().cpu() for kind, model in models.items()}
     outputs[CONSTANT] = constant_outputs(task, client).expand(len(x), -1)

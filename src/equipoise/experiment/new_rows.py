@@ -32,6 +32,7 @@ from equipoise.experiment.detailed_scores import (
     group_scores,
     hidden_groups,
 )
+from equipoise.experiment.hazard import BaselineHazard, horizon_scores, read_hazard
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import refuse_remote_model
 from equipoise.experiment.predict import ROWS_PER_BATCH, Predictor, predict_recordings
@@ -74,6 +75,7 @@ class RunModels:
         stacks: Parameters ``[K, ...]`` of ``personal`` and ``local`` models, if there are any.
         constants: Outputs ``[K, outputs]`` of the constants; None if there are none.
         place: Place of each client in the stacks.
+        hazard: Baseline hazard of survival; None without one.
     """
 
     predictor: Predictor
@@ -81,6 +83,7 @@ class RunModels:
     stacks: Mapping[str, Params]
     constants: Tensor | None
     place: Mapping[str, Mapping[int, int]]
+    hazard: BaselineHazard | None = None
 
     @staticmethod
     def read(folder: RunFolder, settings: ExperimentConfig | None = None) -> RunModels:
@@ -121,7 +124,8 @@ class RunModels:
                 f"'{folder.path}' has no models: the run is not finished, or kept none "
                 "(--no-save-personal)"
             )
-        return RunModels(predictor, global_, stacks, constants, place)
+        hazard = read_hazard(folder)
+        return RunModels(predictor, global_, stacks, constants, place, hazard)
 
     @property
     def card(self) -> Card:
@@ -163,6 +167,33 @@ class RunModels:
             return self.constants[row].expand(len(x), -1)
         params = {name: value[row] for name, value in self.stacks[model].items()}
         return self._forward(params, x)
+
+    def probability(
+        self, model: str, client: int | None, outputs: Tensor, horizon: float
+    ) -> NDArray[np.float64]:
+        """Return the probability of the event by a horizon ``[n]``.
+
+        Args:
+            model: Kind of model.
+            client: Whose model it is.
+            outputs: Its outputs ``[n, 1]``.
+            horizon: Time after the start, in the unit of the target.
+
+        Raises:
+            UsageError: If there is no baseline hazard, or the horizon is beyond the follow-up.
+        """
+        if self.card.target.kind != "survival":
+            raise UsageError(
+                f"--horizon is for survival, and the target is read as {self.card.target.kind}: "
+                "leave it out"
+            )
+        if self.hazard is None:
+            raise UsageError(
+                "--horizon needs a baseline hazard, and the folder has none: the clients of the "
+                "run have no names, or the run was a deployment without a verdict"
+            )
+        log_risk = outputs.double().squeeze(-1).numpy()
+        return self.hazard.probability(model, client, log_risk, horizon)
 
     def _forward(self, params: Params, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -265,6 +296,23 @@ class SiteModels:
             member.outputs(model, client, member.inputs(rows, client)) for member in self.members
         ]
         return _averaged(parts, [member.card.target for member in self.members])
+
+    def probability(
+        self, model: str, client: int | None, rows: object, horizon: float
+    ) -> NDArray[np.float64]:
+        """Return the probability of the event by a horizon ``[n]``, the mean over the members."""
+        parts = [
+            member.probability(
+                model, client, member.outputs(model, client, member.inputs(rows, client)), horizon
+            )
+            for member in self.members
+        ]
+        return np.asarray(np.mean(parts, axis=0))
+
+
+def horizon_column(horizon: float) -> str:
+    """Return the name of the column with probabilities at a horizon."""
+    return f"p(event by {horizon:g})"
 
 
 def _averaged(parts: Sequence[Tensor], targets: Sequence[Target]) -> Tensor:
@@ -490,6 +538,7 @@ def evaluate_rows(
     cross_site: bool = False,
     by: Sequence[Grouping] = (),
     min_count: int = DEFAULT_MIN_COUNT,
+    horizon: float | None = None,
 ) -> Evaluation:
     """Score all models on labelled rows that training never had.
 
@@ -503,6 +552,7 @@ def evaluate_rows(
         cross_site: Whether to score the model of every site on the rows of every site.
         by: Columns by whose groups the rows are scored.
         min_count: Fewest rows of a group, or of a site in ``cross_site``, that is shown.
+        horizon: Of survival, also score the probabilities of the event by this time.
 
     Returns:
         The scores and the verdict.
@@ -569,7 +619,34 @@ def evaluate_rows(
             models, known, sites, (column, *group_columns), outputs, names[0], min_count
         )
         details = replace(details, cross_site=matrix)
+    if horizon is not None:
+        probabilities = _probabilities(models, outputs, sites, horizon)
+        times = outputs.y.double().numpy()
+        scored, curves = horizon_scores(times, probabilities, horizon)
+        details = replace(details, horizon=scored, calibration=curves)
     return Evaluation(decision, metrics, int(len(table) - labelled.sum()), details)
+
+
+def _probabilities(
+    models: SiteModels, outputs: RowOutputs, sites: Sequence[SiteRows], horizon: float
+) -> dict[str, NDArray[np.float64]]:
+    """Return the probability of the event by a horizon for all rows, by kind of model.
+
+    Risks of several members are averaged before, as for other scores.
+    """
+    first = models.members[0]
+    found: dict[str, NDArray[np.float64]] = {}
+    for kind in outputs.outputs:
+        if kind == USED:
+            continue
+        source = PERSONAL if models.card.method == LOCAL and kind == LOCAL else kind
+        values = np.full(len(outputs.y), np.nan)
+        for site in sites:
+            if source in first.models_of(site.client):
+                risks = outputs.outputs[kind][torch.from_numpy(site.rows)]
+                values[site.rows] = first.probability(source, site.client, risks, horizon)
+        found[kind] = values
+    return found
 
 
 def _cross_site(
@@ -737,7 +814,11 @@ class Predictions:
 
 
 def predict_rows(
-    models: SiteModels, table: Table, client: int | None = None, client_column: str = ""
+    models: SiteModels,
+    table: Table,
+    client: int | None = None,
+    client_column: str = "",
+    horizon: float | None = None,
 ) -> Predictions:
     """Predict rows, each by the model of its site.
 
@@ -746,6 +827,7 @@ def predict_rows(
         table: Rows with the inputs of training.
         client: The site of all rows; None for the global model, unless a column says it.
         client_column: Column that names the site of each row; empty without one.
+        horizon: Of survival, also predict the probability of the event by this time.
 
     Returns:
         The predictions.
@@ -756,11 +838,17 @@ def predict_rows(
     sites = split_by_site(models, table, client, client_column)
     outputs = torch.zeros(len(table), models.target.outputs)
     used: dict[str, str] = {}
+    probability = np.zeros(len(table))
     for one in sites:
         own = _features(models, table.take(one.rows), client_column)
         used[one.name] = models.model_of(one.client)
         outputs[torch.from_numpy(one.rows)] = models.outputs(used[one.name], one.client, own)
+        if horizon is not None:
+            kind = used[one.name]
+            probability[one.rows] = models.probability(kind, one.client, own, horizon)
     columns = objective_of(models.target).prediction_columns(outputs)
+    if horizon is not None:
+        columns[horizon_column(horizon)] = probability
     return Predictions(columns, outputs, sites, used)
 
 
@@ -772,6 +860,7 @@ def predict_file(
     client: str | None = None,
     client_column: str = "",
     id_column: str = "",
+    horizon: float | None = None,
     overwrite: bool = False,
 ) -> list[str]:
     """Write predictions for the rows of a file, in their order.
@@ -783,6 +872,7 @@ def predict_file(
         client: Name or number of the site of all rows.
         client_column: Column that names the site of each row.
         id_column: Column that is copied to the predictions.
+        horizon: Of survival, also predict the probability of the event by this time.
         overwrite: Whether an existing file may be replaced.
 
     Returns:
@@ -816,7 +906,7 @@ def predict_file(
     if models.is_by_site:
         column = _usual_column(models, table, number, client_column)
     inputs = _features(models, table, id_column)
-    predictions = predict_rows(models, inputs, number, column)
+    predictions = predict_rows(models, inputs, number, column, horizon)
     head: dict[str, Any] = {}
     if id_column:
         head[id_column] = _texts(read_rows(rows, id_column), id_column)

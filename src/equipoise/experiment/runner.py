@@ -66,12 +66,15 @@ from equipoise.tasks.poisoning import backdoor_success_rate, poison
 from equipoise.utils import io, rng, serialization
 from equipoise.utils.errors import UsageError, refuse_all
 from equipoise.utils.pytree import Ints
+from equipoise.utils.record import to_json
 
 MAX_CHECKED_ROUNDS = 1000  # of a schedule, evenly spaced, the first and the last included
 MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
 """Called after each round with its record; returns a reason to stop the run, or None."""
+OnCheckpoint = Callable[[int], None]
+"""Called after each checkpoint with the number of its last round."""
 OnMessage = Callable[[str], None]
 """Called with each note before the first round."""
 
@@ -90,6 +93,7 @@ def run(
     make_executor: MakeExecutor | None = None,
     on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
+    on_checkpoint: OnCheckpoint | None = None,
 ) -> Summary:
     """Run to the end.
 
@@ -102,6 +106,7 @@ def run(
         make_executor: Makes the executor of remote clients; None for a simulation.
         on_message: Called with notes before the first round.
         resources: Resource limits.
+        on_checkpoint: Called after every checkpoint.
 
     Returns:
         The summary of the finished run.
@@ -122,7 +127,15 @@ def run(
                 f"'{out}' holds a run with other options: "
                 f"use 'equipoise resume {out}' or another --out"
             )
-        return resume_run(folder.path, on_round_end, make_executor, settings, on_message, resources)
+        return resume_run(
+            folder.path,
+            on_round_end,
+            make_executor,
+            settings,
+            on_message,
+            resources,
+            on_checkpoint,
+        )
     task = build_task(settings)
     needs_noise = settings.privacy.needs_noise
     settings = settings.with_chosen_noise(
@@ -144,7 +157,7 @@ def run(
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
         ) as session:
-            return session.run(on_round_end)
+            return session.run(on_round_end, on_checkpoint)
 
 
 def resume_run(
@@ -154,6 +167,7 @@ def resume_run(
     settings: ExperimentConfig | None = None,
     on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
+    on_checkpoint: OnCheckpoint | None = None,
 ) -> Summary:
     """Continue a run where it stopped; of a finished one only read the summary.
 
@@ -164,6 +178,7 @@ def resume_run(
         settings: Options of the run, needed if its method or task was made in Python.
         on_message: Called with notes before the first round.
         resources: Resource limits; they may differ from those of the first part.
+        on_checkpoint: Called after every checkpoint.
 
     Returns:
         The summary of the finished run.
@@ -188,7 +203,7 @@ def resume_run(
         ) as session:
             if folder.checkpoint.exists():
                 session.restore()
-            return session.run(on_round_end)
+            return session.run(on_round_end, on_checkpoint)
 
 
 @contextlib.contextmanager
@@ -418,6 +433,7 @@ class RunSession:
         make = make_executor or with_attack(self.make_executor, run.attack)
         make = (lambda *_: multiprocess) if multiprocess else make
         self.accountant = self._accountant()
+        self.on_checkpoint: OnCheckpoint | None = None
         self.simulation = FederatedSimulation(
             settings.wrapped_method,
             task,
@@ -468,11 +484,14 @@ class RunSession:
         self.start_time -= self.records[-1].clock or 0.0  # real time continues in deployments
         self.best = tuple(meta["best"]) if meta["best"] else None
 
-    def run(self, on_round_end: OnRoundEnd | None) -> Summary:
+    def run(
+        self, on_round_end: OnRoundEnd | None, on_checkpoint: OnCheckpoint | None = None
+    ) -> Summary:
         """Run the remaining rounds, then write scores and models.
 
         Args:
             on_round_end: Called after every round; may return a reason to stop.
+            on_checkpoint: Called after every checkpoint.
 
         Returns:
             The summary of the finished run.
@@ -480,6 +499,7 @@ class RunSession:
         Raises:
             Interrupted: If the user asked to stop; a checkpoint was saved.
         """
+        self.on_checkpoint = on_checkpoint
         self.log = RoundLog(self.folder, self.records)
         if self.accountant is not None:
             for request in self.simulation.executor.lost_requests(self.simulation.rounds_done):
@@ -591,6 +611,8 @@ class RunSession:
         about: dict[str, object] = {"round": self.simulation.rounds_done, "best": self.best}
         self.checkpoint.save(self.best_params, about, logs)
         self.last_save = time.monotonic()
+        if self.on_checkpoint is not None:
+            self.on_checkpoint(self.simulation.rounds_done)
 
     def _summarise(self, final: FinalScores) -> Summary:
         """Return the summary of the finished run."""
@@ -656,6 +678,8 @@ class RunSession:
         if final.baselines:
             fill = partial(serialization.fill_tensors, tensors=final.baselines, texts={})
             files[folder.baselines.name] = fill
+        if final.hazard is not None:
+            files[folder.hazard.name] = to_json(final.hazard)
         for split, rows in final.outputs.items():
             files[folder.outputs(split).name] = rows.fill
         return files

@@ -20,6 +20,7 @@ from equipoise.data.federated_dataset import Target
 from equipoise.experiment.decision import Entry, Evidence, judge
 from equipoise.experiment.detailed_scores import calibration_curves
 from equipoise.experiment.evaluation import constant_outputs, site_rows
+from equipoise.experiment.hazard import fit_hazard
 from equipoise.experiment.row_outputs import (
     CONSTANT,
     GLOBAL,
@@ -35,6 +36,7 @@ from equipoise.records.manifest import Content
 from equipoise.records.run_dir import RunFolder
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import serialization
+from equipoise.utils.record import to_json
 
 
 def baseline_tensors(client: int, constant: Tensor, alone: Params) -> Params:
@@ -108,6 +110,9 @@ def rival_files(
         for file, params in tensors.items()
         if params
     }
+    if task.info.target_kind == "survival":
+        train = site_rows(task, client, models, name, "train")
+        files[folder.hazard.name] = to_json(fit_hazard(train, [client]))
     return {**files, **verdict_files(folder, decision, rows, task.data.target)}
 
 

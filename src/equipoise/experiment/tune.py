@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
 
 BEST_FILE = "best.json"  # options that a search found
+JOURNAL_COPY = "optuna.journal"  # the study for optuna-dashboard
 NUM_SCORED_EVALUATIONS = 3  # a trial is scored by the mean of its last 3 evaluations
 OnTrialEnd = Callable[[str, int, float | None, dict[str, float]], None]
 """Called after each trial with the method, the number, the score and the options tried."""
@@ -84,7 +85,8 @@ def tune(
             study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
             trial = _next_trial(optuna, study)
             tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
-            score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", resources)
+            flat = {**base.to_dict, **tried}
+            score = _score(flat, out / f"trial-{done:03d}", resources, is_first=not done)
             if score is None:
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
@@ -122,14 +124,19 @@ def _next_trial(optuna: ModuleType, study: Study) -> Trial:
 
 
 class _Journal:
-    """Journal backend of Optuna that uses the durable writes of this package."""
+    """Journal backend of Optuna that uses the durable writes of this package.
+
+    Beside it, ``optuna.journal`` has the same lines in Optuna's own form, for optuna-dashboard.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.copy = path.with_name(JOURNAL_COPY)
         text = path.read_bytes() if path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]  # ignore a last line that a crash cut
         if whole != text or not path.exists():
             io.write_bytes(path, whole)
+        io.write_text(self.copy, "".join(_journal_line(log) for log in self.read_logs(0)))
 
     def read_logs(self, log_number_from: int) -> list[dict[str, object]]:
         lines = self.path.read_bytes().splitlines(keepends=True)
@@ -149,6 +156,12 @@ class _Journal:
     def append_logs(self, logs: list[dict[str, object]]) -> None:
         io.append(self.path, b"".join(seal_line(json.dumps(log)) for log in logs).decode())
         io.sync(self.path)
+        io.append(self.copy, "".join(map(_journal_line, logs)))
+
+
+def _journal_line(log: dict[str, object]) -> str:
+    """Write a log as Optuna's own journal does."""
+    return json.dumps(log, separators=(",", ":")) + "\n"
 
 
 def search_space(
@@ -204,13 +217,21 @@ def read_best(folder: Path, method: str) -> dict[str, object]:
     return best
 
 
-def _score(flat: dict[str, object], folder: Path, resources: ResourceConfig | None) -> float | None:
-    """Run a trial; return its validation score, or None if it was refused or never scored."""
+def _score(
+    flat: dict[str, object], folder: Path, resources: ResourceConfig | None, is_first: bool
+) -> float | None:
+    """Run a trial; return its validation score, or None if it was refused or never scored.
+
+    Raises:
+        UsageError: If the first trial, of the defaults, is refused: so would be all.
+    """
     io.remove(folder)  # an interrupted trial starts again
     settings = ExperimentConfig.from_options(flat)
     try:
         run(settings, folder, resources=resources)
     except UsageError:
+        if is_first:
+            raise
         return None
     evaluated = [record for record in RunFolder(folder).stream() if record.evaluated]
     metric = evaluated[-1].trained.metric or ""

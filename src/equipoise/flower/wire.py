@@ -216,7 +216,7 @@ class GridWire:
         if name:
             self.names[client] = name
         LOG.info("client %d is connected as node %d, %d samples", client, node, samples)
-        self.audit.record("joined", node=node, client=client, samples=samples)
+        self.audit.record("joined", node=node, client=client, samples=samples, name=name)
 
     def _assign_nodes(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return the node of each client; of two nodes that claim one, the earlier keeps it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -35,13 +35,30 @@ from equipoise.core.report_validation import CHECKED_BY_METHOD
 from equipoise.trees import binning, interface
 from equipoise.trees.arrays import Flags
 from equipoise.trees.config import TreeOptions
-from equipoise.trees.ensemble import LEVEL, NO_FEATURE, OWN, OWN_NAMES, STAGE, TREE, Trees
+from equipoise.trees.ensemble import (
+    LEVEL,
+    NO_FEATURE,
+    NO_NODE,
+    OWN,
+    OWN_NAMES,
+    STAGE,
+    TREE,
+    Trees,
+    asked_nodes,
+)
 from equipoise.trees.interface import TreeTask, require_trees
 from equipoise.trees.validation import impossible_sums
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
+if TYPE_CHECKING:
+    from equipoise.trees.growth import Growth
+
 AUTO = "auto"
+COMPLETE = "complete"
+"""Sent when the common trees are complete: clients grow their own."""
+NO_PARENTS = torch.zeros(1, dtype=torch.float64)
+"""State of a level whose sums are all asked for."""
 MAX_SUM = 2.0**33
 """Bound of every reported sum: larger ones would not be exact."""
 
@@ -51,11 +68,18 @@ class FedTrees(Method):
     """Grow one ensemble of trees from the sums of all clients, then own trees of each client.
 
     Rounds 1 and 2 agree on bins. Every following round adds one level to the tree that is grown:
-    clients send the sums of gradients and hessians per bin of every open node, and the server sends
-    the splits. In the last round each client may add trees of its own.
+    clients send the sums of gradients and hessians per bin of the smaller child of every new split,
+    and the server sends the splits. In the last round each client may add trees of its own.
+
+    The sums of a larger child are those of its parent minus those of its sibling, which needs the
+    same clients in both. If others replied, the round's sums are dropped and those of both children
+    are asked for, until a whole tree had the same clients again.
 
     The server state holds the grid of the bins (`grid`), the lowest mean validation loss so far and
-    the number of trees that had it (`best`).
+    the number of trees that had it (`best`), gains and parents' sums of the growing tree (`gain`,
+    `parents`, see `trees.growth.Growth`), the clients that replied last and before (`replied`,
+    `members`), whether others replied in the last and in this tree (`changed`), and the trees that
+    each client has (`held`, -1 for none).
     """
 
     name: ClassVar[str] = "fedtrees"
@@ -66,6 +90,7 @@ class FedTrees(Method):
         aggregates_by_sum=True,
         needs_previous_model=True,
         needs_same_round_replies=True,
+        bounds_influence=True,
         uploads_vary=True,
     )
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
@@ -124,6 +149,8 @@ class FedTrees(Method):
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Add own trees, if the common ones are complete."""
+        if COMPLETE not in client.message.broadcast:
+            return client.start, client.state
         asked = torch.full_like(client.id, self._num_personal)
         own = client.fit(client.start, aux={"own_trees": asked})
         return {**client.start, **{name: own[name] for name in OWN_NAMES}}, client.state
@@ -131,6 +158,7 @@ class FedTrees(Method):
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Send counts of values, or sums of gradients of the open nodes."""
         aux = {"statistics": torch.ones_like(client.id), **client.message.broadcast}
+        aux.pop(COMPLETE, None)
         return ClientUpdate({}, client.fit(client.start, aux=aux)), client.state
 
     # --- server -----------------------------------------------------------------------------
@@ -138,9 +166,16 @@ class FedTrees(Method):
     def init_server(self, task: Task, params: Params) -> State:
         """Start with the fixed grid."""
         num_features = len(require_trees(self, task).num_categories)
+        nobody = torch.zeros(task.info.num_clients, dtype=torch.bool)
         return {
             "grid": torch.from_numpy(binning.fixed_grid(num_features)),
             "best": torch.tensor([torch.inf, 0.0], dtype=torch.float64),
+            "gain": torch.zeros_like(params["value"][0]),
+            "parents": NO_PARENTS,
+            "replied": nobody,
+            "members": nobody.clone(),
+            "changed": torch.zeros(2, dtype=torch.bool),
+            "held": torch.full((task.info.num_clients,), -1),
         }
 
     def select_clients(self, server: Server) -> tuple[Tensor, State]:
@@ -157,15 +192,22 @@ class FedTrees(Method):
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         """Send the common trees, and the grid while bins are agreed on."""
         message, state = super().distribute(server, ids)
-        if int(server.params["progress"][STAGE]) not in interface.BIN_STAGES:
-            return message, state
-        return replace(message, broadcast={"grid": state["grid"]}), state
+        stage = int(server.params["progress"][STAGE])
+        broadcast: State = {}
+        if stage in interface.BIN_STAGES:
+            broadcast["grid"] = state["grid"]
+        if stage >= interface.OWN_TREES:
+            broadcast[COMPLETE] = torch.ones(1)
+        return replace(message, broadcast=broadcast), state
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
-        """Return equal weights, which sums ignore."""
-        return equal_weights(ids), server.state
+        """Return equal weights, which sums ignore; note who replied."""
+        replied = torch.zeros_like(server.state["replied"])
+        replied[ids] = True
+        held = torch.where(replied, int(server.params["progress"][TREE]), server.state["held"])
+        return equal_weights(ids), {**server.state, "replied": replied, "held": held}
 
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
@@ -221,7 +263,7 @@ class FedTrees(Method):
         self, server: Server, task: TreeTask, params: Params, state: State, sums: State
     ) -> State:
         """Split the open nodes of a level."""
-        from equipoise.trees.boosting import split_level
+        from equipoise.trees.growth import Growth
 
         options = task.tree_options
         progress = params["progress"]
@@ -233,28 +275,36 @@ class FedTrees(Method):
             if tree - best_tree >= options.tree_patience:
                 _keep_trees(params, best_tree)
                 return state
-        trees = Trees.from_params({name: value[None] for name, value in params.items()}).copy()
-        edges = params["edges"].numpy()
-        offsets = binning.cell_offsets(edges, task.num_categories)
-        num_split = split_level(
-            trees.iteration(tree),
-            level,
-            sums["sums"].numpy()[None],
-            edges[None],
-            offsets[None],
-            task.num_categories,
-            _columns(server.seed, tree, len(task.num_categories), options.column_sample),
-            options,
-        )
-        params |= {name: value[0] for name, value in trees.params().items()}
+        growth = self._growth(state, params)
+        is_same = bool((state["replied"] == state["members"]).all())
+        changed = state["changed"].clone()
+        changed[1] |= level > 0 and not is_same
+        state = {**state, "members": state["replied"], "changed": changed}
+        if growth.parents is not None and not is_same:
+            return _stored(growth.without_parents(), params, state)
+        columns = _columns(server.seed, tree, len(task.num_categories), options.column_sample)
+        growth = _split(task, params, growth, sums["sums"], columns)
+        if bool(changed.any()):
+            growth = growth.without_parents()
+        num_split = growth.asked.shape[2]
         progress[LEVEL] += 1
         if num_split == 0 or level + 1 == options.tree_depth:
             progress[TREE] += 1
             progress[LEVEL] = 0
+            growth = Growth.root(1, *params["value"].shape[1:])
+            state["changed"] = torch.stack([changed[1], torch.zeros_like(changed[1])])
         is_flat = num_split == 0 and level == 0 and options.column_sample == options.row_sample == 1
         if is_flat or int(progress[TREE]) == options.trees:
             progress[STAGE] = interface.OWN_TREES
-        return state
+        return _stored(growth, params, state)
+
+    def _growth(self, state: State, params: Params) -> Growth:
+        """Return what the level is grown from."""
+        from equipoise.trees.growth import Growth
+
+        parents = state["parents"][None].numpy() if state["parents"].dim() == 4 else None
+        asked = asked_nodes(params["asked"].numpy())[None]
+        return Growth(asked, parents, state["gain"][None].numpy())
 
     def ends_after(self, server: Server) -> bool:
         """Return whether this is the round of own trees."""
@@ -265,6 +315,40 @@ class FedTrees(Method):
         if int(server.params["progress"][STAGE]) < interface.DONE:
             return None
         return f"{int(server.params['progress'][TREE])} trees are grown"
+
+
+def _split(
+    task: TreeTask, params: Params, growth: Growth, sums: Tensor, may_split: Flags
+) -> Growth:
+    """Split the open nodes of the growing tree, which is replaced in `params`."""
+    from equipoise.trees.growth import split_level
+
+    trees = Trees.from_params({name: value[None] for name, value in params.items()}).copy()
+    edges = params["edges"].numpy()
+    offsets = binning.cell_offsets(edges, task.num_categories)
+    grown = split_level(
+        trees.iteration(int(params["progress"][TREE])),
+        growth,
+        sums.numpy()[None],
+        edges[None],
+        offsets[None],
+        task.num_categories,
+        may_split,
+        task.tree_options,
+    )
+    params |= {name: value[0] for name, value in trees.params().items()}
+    return grown
+
+
+def _stored(growth: Growth, params: Params, state: State) -> State:
+    """Store what the next level is grown from: in the model what clients need of it."""
+    asked = torch.full_like(params["asked"], NO_NODE)
+    asked[:, : growth.asked.shape[2]] = torch.from_numpy(growth.asked[0])
+    params["asked"] = asked
+    parents = NO_PARENTS
+    if growth.parents is not None:
+        parents = torch.from_numpy(growth.parents[0])
+    return {**state, "gain": torch.from_numpy(growth.gain[0]), "parents": parents}
 
 
 def _updated_best(best: Tensor, val: Tensor, tree: int) -> Tensor:
@@ -280,7 +364,8 @@ def _keep_trees(params: Params, num_trees: int) -> None:
     trees = Trees.from_params({name: value[None] for name, value in params.items()})
     kept = trees.cleared_after(np.array([num_trees]))
     params |= {name: value[0] for name, value in kept.params().items()}
-    params["progress"] = torch.tensor([interface.OWN_TREES, num_trees, 0], dtype=torch.float64)
+    params["progress"][STAGE] = interface.OWN_TREES
+    params["progress"][TREE] = num_trees
 
 
 def _columns(seed: int, tree: int, num_features: int, share: float) -> Flags:

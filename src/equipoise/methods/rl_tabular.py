@@ -78,16 +78,16 @@ class FederatedQ(TabularQ):
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {"visits": COUNT}
     eta: float = option(
         0.05,
-        "learning rate of Q-learning; auto (or 0) for what the theory recommends for the run's "
-        "number of steps",
+        "learning rate of Q-learning; auto (or 0) for 14 / ((1 - gamma) mu T) with the run's T "
+        "steps",
         low=0,
         below=1,
         auto=True,
     )
     tau: int = option(
         50,
-        "local steps between synchronisations; auto (or 0) for the longest period that the theory "
-        "allows at eta",
+        "local steps between synchronisations; auto (or 0) for the longest period at eta that "
+        "keeps agents together (a rule of this project)",
         low=0,
         auto=True,
     )
@@ -108,11 +108,11 @@ class FederatedQ(TabularQ):
         return self.steps // self.tau
 
     def eta_and_tau(self, task: Task, num_rounds: int) -> tuple[float, int]:
-        """Return learning rate and period, chosen by the theory where they are auto.
+        """Return learning rate and period, chosen by the rules of `theory` where they are auto.
 
-        A period that is auto is the longest that the theorems allow at eta. If both are auto, it
-        is the time in which the slowest agent's trajectory mixes (1 for synchronous sampling), and
-        eta follows from the number of steps.
+        A period that is auto is the longest that `theory.max_tau` allows at eta. If both are auto,
+        it is the time in which the slowest agent's trajectory mixes (1 for synchronous sampling),
+        and eta follows from the number of steps.
 
         Args:
             task: The task.
@@ -135,7 +135,7 @@ class FederatedQ(TabularQ):
         return theory.best_eta(gamma, num_rounds * tau, mu), tau
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        """Refuse tasks that are no MDP, and an automatic eta where theory has no answer."""
+        """Refuse tasks that are no MDP, and an automatic eta where no rule has an answer."""
         super().check(task, training)
         assert isinstance(task, TabularTask)
         cover = self._coverage(task) if not self.eta else None
@@ -143,17 +143,17 @@ class FederatedQ(TabularQ):
             return
         if cover.mu_avg == 0.0 or not math.isfinite(cover.t_mix):
             raise UsageError(
-                "eta is auto, and the theory has no answer: the agents together miss some "
+                "eta is auto, and the rule has no answer: the agents together miss some "
                 "state-action pairs, or an agent's trajectory never mixes; give --eta a number"
             )
 
     def warnings(self, task: Task, num_rounds: int) -> tuple[str, ...]:
-        """Name the conditions of the theorems that the run violates."""
+        """Name the rules on tau and on the number of steps that the run violates."""
         assert isinstance(task, TabularTask)
         eta, tau = self.eta_and_tau(task, num_rounds)
         chosen = []
         if not (self.eta and self.tau):
-            chosen.append(f"by the theory: eta {eta:.4g}, tau {tau}")
+            chosen.append(f"chosen: eta {eta:.4g}, tau {tau}")
         cover = self._coverage(task)
         found = theory.condition_warnings(
             eta, tau, num_rounds * tau, task.mdp.gamma, task.info.num_clients, cover

@@ -136,5 +136,7 @@ class Choice:
     """Kind of model of the sites that use another one."""
     refit: str
     """``all`` if the final models were trained on all rows, else ``none``."""
+    has_validation: bool = False
+    """Whether the final models kept validation rows, which choose the number of trees."""
     decision: Decision | None = None
     """Scores of the split before; they are not of the final models themselves."""

@@ -61,6 +61,18 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HorizonScores:
+    """Scores of predicted probabilities that the event happens by a horizon."""
+
+    model: str
+    horizon: float
+    brier: Estimate
+    """Brier score, weighted for censoring; 0 is best."""
+    auc: Estimate
+    """Time-dependent AUC, weighted for censoring."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationDetails:
     """Content of a page about new rows."""
 
@@ -69,5 +81,7 @@ class EvaluationDetails:
     calibration: list[Calibration] = field(default_factory=list)
     cross_site: CrossSite | None = None
     groups: list[GroupScores] = field(default_factory=list)
+    horizon: list[HorizonScores] = field(default_factory=list)
+    """Scores at a horizon, of survival."""
     min_count: int = 0
     """Groups with fewer rows are not shown."""

@@ -75,6 +75,8 @@ class RunFolder(CheckedFolder):
     """Scores of the global model at sites outside training, in a deployment."""
     evaluation = NamedFile("evaluation.json")
     """Scores of a single site's models in detail: calibration, groups."""
+    hazard = NamedFile(f"{MODELS}/hazard.json")
+    """Baseline hazard of survival, from the summed tables of all clients."""
     labels = NamedFile("labels.csv")
     """Table of class counts of clients."""
     card = NamedFile(f"{MODELS}/card.json")
@@ -149,6 +151,8 @@ class RunFolder(CheckedFolder):
         """
         if not self.begun():
             return
+        if self.path.is_file():
+            raise UsageError(f"'{self.path}' is a file, not a folder: choose another --out")
         if not again:
             raise UsageError(
                 f"'{self.path}' exists already: choose another --out, or give --resume or "

@@ -24,8 +24,6 @@ MAX_NAME_WIDTH = 22  # characters of a client's or column's name
 MIN_VALUES_WIDTH = 12  # characters of the column "values"
 MAX_CLASS_COLUMNS = 4  # classes up to which each has a column
 SPLITS = ("train", "val", "test")
-FIRST_METHODS = "autopilot,fedavg,local"
-"""The methods to compare first: the recommended one, the reference, and every client alone."""
 
 
 # ------------------------------------------------------------------ tasks
@@ -188,7 +186,7 @@ def suggested_command(description: Description, options: Mapping[str, str]) -> s
         if name:
             merged[name] = value
     words = [word for name, value in merged.items() for word in (f"--{name}", value)]
-    return shlex.join(["equipoise", "compare", "--methods", FIRST_METHODS, *words])
+    return shlex.join(["equipoise", "compare", *words])
 
 
 def _left_out_lines(description: Description) -> list[str]:

@@ -17,6 +17,7 @@ from equipoise.records.evaluation import (
     CrossSite,
     EvaluationDetails,
     GroupScores,
+    HorizonScores,
 )
 from equipoise.records.run_dir import RunFolder
 from equipoise.report.blocks import (
@@ -50,6 +51,9 @@ def details_sections(details: EvaluationDetails) -> tuple[list[Section], dict[st
     """
     figures: dict[str, Figure] = {}
     sections = [Section("models", "Models", decision_blocks(details.decision))]
+    if details.horizon:
+        title = f"At the horizon {details.horizon[0].horizon:g}"
+        sections.append(Section("horizon", title, [horizon_table(details.horizon)]))
     if details.calibration:
         plots = []
         for number, curve in enumerate(details.calibration):
@@ -101,6 +105,9 @@ def print_details(details: EvaluationDetails, console: Console) -> None:
         metric = details.decision.metric
         rows = group_cells(details.groups, metric)
         console.print(fit_table("", group_titles(details.groups, metric), rows, console.width))
+    if details.horizon:
+        cells = horizon_cells(details.horizon)
+        console.print(fit_table("", horizon_titles(details.horizon), cells, console.width))
     for curve in details.calibration:
         title, caption = _calibration_words(curve)
         console.print(f"calibration, {title}. {caption}", highlight=False, markup=False)
@@ -304,6 +311,30 @@ def cross_site_table(matrix: CrossSite) -> Table:
         numbers = [None, *(one.value for one in scores)]
         rows.append([TableCell(text, number) for text, number in zip(cells, numbers, strict=True)])
     return Table([TableColumn(title, higher) for title in cross_site_titles(matrix)], rows)
+
+
+def horizon_titles(scores: Sequence[HorizonScores]) -> list[str]:
+    """Return the titles of the table of scores at a horizon."""
+    horizon = f"{scores[0].horizon:g}"
+    return [f"event by {horizon}", "Brier score (0 is best)", "time-dependent AUC"]
+
+
+def horizon_cells(scores: Sequence[HorizonScores]) -> list[list[str]]:
+    """Return the rows of the table of scores at a horizon."""
+    return [
+        [
+            KIND_TITLES.get(one.model, one.model),
+            _estimate_text(one.brier, "brier"),
+            _estimate_text(one.auc, "auc"),
+        ]
+        for one in scores
+    ]
+
+
+def horizon_table(scores: Sequence[HorizonScores]) -> Table:
+    """Make the table of scores at a horizon."""
+    columns = [TableColumn(title) for title in horizon_titles(scores)]
+    return Table(columns, [[TableCell(text) for text in row] for row in horizon_cells(scores)])
 
 
 def group_titles(groups: Sequence[GroupScores], metric: str) -> list[str]:

@@ -1,10 +1,11 @@
-"""Experiment trackers (`--log`): rounds sent to TensorBoard, MLflow or Weights & Biases.
+"""Experiment trackers (`--log`): TensorBoard, MLflow, Weights & Biases, Trackio.
 
 A tracker that fails is left out and named; the run goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -203,6 +204,34 @@ class WandbTracker:
         self._run.finish(exit_code=0 if finished else 1)
 
 
+class TrackioTracker:
+    """A run of the project ``equipoise`` in TRACKIO_DIR, on this machine alone."""
+
+    def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
+        """Start a run of the tracker, or go on with a known one."""
+        self._trackio = _import("trackio")
+        self.id = known_id or f"{out}-{uuid.uuid4().hex[:6]}"
+        with contextlib.redirect_stdout(None):
+            self._run = self._trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+                name=self.id,
+                config=config,
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Log the metrics of one round."""
+        self._run.log(metrics, step=step)
+
+    def close(self, finished: bool) -> None:
+        """Send what is left and end the run."""
+        with contextlib.redirect_stdout(None):
+            self._trackio.finish()
+
+
 class TrackerType(NamedTuple):
     """A kind of tracker."""
 
@@ -216,6 +245,7 @@ TRACKERS = {
     "tensorboard": TrackerType("tensorboard", TensorBoardTracker),
     "mlflow": TrackerType("mlflow", MLflowTracker),
     "wandb": TrackerType("wandb", WandbTracker),
+    "trackio": TrackerType("trackio", TrackioTracker),
 }
 
 

@@ -33,7 +33,6 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-import equipoise.report
 from equipoise import __version__
 from equipoise.experiment.decision import read_decision
 from equipoise.records.decision import Estimate
@@ -44,14 +43,13 @@ from equipoise.studio.jobs import JobStore
 from equipoise.studio.paths import TABLE_SUFFIXES, StudioPaths
 from equipoise.studio.run_library import CellProgress, RunLibrary
 from equipoise.studio.security import REPORT_POLICY, Guard, Secrets
+from equipoise.studio.shared_files import shared_with_report
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import format_difference, format_score
 
 MAX_UPLOAD_BYTES = 2**30
 EVENT_SECONDS = 0.5  # between two looks at a run
 PREVIEW_LINES = 20  # of predictions
-SHARED_FILES = {"style.css": "text/css", "sortable_tables.js": "text/javascript"}
-"""Files of the report that the studio uses too, with their types."""
 Page = Callable[[Request], Awaitable[Response]]
 
 
@@ -190,7 +188,7 @@ class Studio:
             target=query.get("target", ""),
             efforts=forms.EFFORTS,
             families=await run_in_threadpool(forms.method_families),
-            default_methods=forms.DEFAULT_METHODS,
+            default_methods=forms.default_methods(),
             groups=await run_in_threadpool(forms.option_groups),
         )
 
@@ -439,7 +437,7 @@ def create_app(paths: StudioPaths, secrets: Secrets) -> Starlette:
         Route("/predict", page(studio.predictions), methods=["POST"]),
         Route("/predictions/{file}", page(studio.download)),
         Route("/static/plotly.js", _plotly),
-        Route("/static/shared/{file}", _shared_with_report),
+        Route("/static/shared/{file}", shared_with_report),
         Mount("/static", StaticFiles(packages=[("equipoise.studio", "static")])),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Guard, secrets=secrets)])
@@ -472,15 +470,6 @@ async def _plotly(request: Request) -> Response:
     """Return Plotly's script from its Python package."""
     file = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     return FileResponse(file, headers={"Cache-Control": "max-age=86400"})
-
-
-async def _shared_with_report(request: Request) -> Response:
-    """Return a style sheet or script that studio and report share."""
-    file = request.path_params["file"]
-    if file not in SHARED_FILES:
-        return PlainTextResponse("not found", 404)
-    folder = Path(str(equipoise.report.__file__)).parent / "templates"
-    return FileResponse(folder / file, media_type=SHARED_FILES[file])
 
 
 async def _form(request: Request) -> dict[str, str]:

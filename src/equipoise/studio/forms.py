@@ -13,7 +13,6 @@ from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
 from equipoise.utils.errors import UsageError, did_you_mean
 
-DEFAULT_METHODS = ("autopilot", "fedavg", "local")
 ASKED_ABOVE = frozenset({"method", "task", "data", "target", "client_column", "rounds", "seed"})
 """Options that the three questions of the page ask, or that it sets."""
 OWNER_TITLES = {
@@ -106,6 +105,11 @@ def option_groups(task: str = "tables") -> dict[str, list[FormField]]:
     return groups
 
 
+def default_methods() -> tuple[str, ...]:
+    """Return the methods that a comparison on tables runs unless others are named."""
+    return find_task("tables").first_methods
+
+
 def method_families() -> dict[str, list[str]]:
     """Return the names of the methods that learn from data, by the title of their family."""
     return {
@@ -133,7 +137,7 @@ def comparison_arguments(form: Mapping[str, str], data: Path, out: Path) -> list
     if not client_column and data.is_file():
         raise UsageError("choose the column that names the sites")
     methods = [name for name in form.get("methods", "").split(",") if name]
-    methods = methods or list(DEFAULT_METHODS)
+    methods = methods or list(default_methods())
     known = all_methods()
     for name in methods:
         if name not in known:

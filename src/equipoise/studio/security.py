@@ -53,15 +53,19 @@ class Secrets:
 class Guard(BaseHTTPMiddleware):
     """Refuse requests that do not come from the studio's own pages in this browser."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], secrets: Secrets) -> None:
+    def __init__(
+        self, app: Callable[..., Awaitable[None]], secrets: Secrets, home: str = "/data"
+    ) -> None:
         """Create the guard.
 
         Args:
             app: The application behind it.
             secrets: Secrets of this start.
+            home: The first page.
         """
         super().__init__(app)
         self.secrets = secrets
+        self.home = home
 
     async def dispatch(
         self, request: Request, call_next: Callable[[Request], Awaitable[Response]]
@@ -86,7 +90,7 @@ class Guard(BaseHTTPMiddleware):
             return PlainTextResponse("This studio answers on 127.0.0.1 only.", 400)
         token = request.query_params.get("token", "")
         if request.url.path == "/" and _equal(token, self.secrets.token):
-            response = RedirectResponse("/data", 303)
+            response = RedirectResponse(self.home, 303)
             response.set_cookie(COOKIE, self.secrets.session, httponly=True, samesite="strict")
             return response
         if not _equal(request.cookies.get(COOKIE, ""), self.secrets.session):

@@ -6,9 +6,15 @@ import socket
 import threading
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from equipoise.studio.paths import StudioPaths
 from equipoise.utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from equipoise.studio.security import Secrets
 
 INSTALL_HINT = "pip install -e '.[studio]' in a clone, else pip install 'equipoise[studio]'"
 
@@ -28,7 +34,7 @@ def serve(runs: Path, port: int, open_browser: bool) -> int:
         UsageError: If a package is missing, the port is in use, or the folder cannot be written.
     """
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
         from equipoise.studio.app import create_app
     except ImportError as error:
@@ -40,11 +46,45 @@ def serve(runs: Path, port: int, open_browser: bool) -> int:
         (runs / ".studio").mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"'{runs}' cannot be used as the folder of runs: {error}") from error
-    listener = _listen(port)
     secrets = Secrets()
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={secrets.token}"
     app = create_app(StudioPaths(runs.resolve(), (Path.cwd(),)), secrets)
-    print(f"studio: {address}", flush=True)
+    return _serve("studio", app, secrets, port, open_browser)
+
+
+def serve_federation(folder: Path, port: int, open_browser: bool) -> int:
+    """Serve the live page of one federation until Ctrl-C.
+
+    Args:
+        folder: Folder of the run; it may not have begun.
+        port: Port on 127.0.0.1; 0 takes any free one.
+        open_browser: Whether to open the page in the browser.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: If a package is missing, or the port is in use.
+    """
+    try:
+        import uvicorn  # noqa: F401
+
+        from equipoise.studio.federation import create_app
+    except ImportError as error:
+        raise UsageError(f"the live page needs {error.name}: {INSTALL_HINT}") from error
+    from equipoise.studio.security import Secrets
+
+    secrets = Secrets()
+    app = create_app(folder.resolve(), secrets)
+    return _serve("live page", app, secrets, port, open_browser)
+
+
+def _serve(title: str, app: Starlette, secrets: Secrets, port: int, open_browser: bool) -> int:
+    """Print the address of an application and serve it until Ctrl-C."""
+    import uvicorn
+
+    listener = _listen(port)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={secrets.token}"
+    print(f"{title}: {address}", flush=True)
     print("It listens on this machine only. Runs go on when it ends. Stop it with Ctrl-C.")
     if open_browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()

@@ -33,6 +33,8 @@ class TaskSpec:
     """``(config, model, training, seed) -> task``."""
     patience: int = 0
     """Evaluations without a better validation score after which a run stops; 0 for never."""
+    first_methods: tuple[str, ...] = ("fedavg", "local", "finetune")
+    """Methods that a comparison runs unless others are named. A tie goes to the first of them."""
     in_python: bool = False
     """Whether it was made by the user's own Python code, and cannot be found again by its name."""
 

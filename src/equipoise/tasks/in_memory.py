@@ -222,6 +222,7 @@ def from_tables(
         spec.models,
         build,
         patience=spec.patience,
+        first_methods=spec.first_methods,
         in_python=True,
     )
 

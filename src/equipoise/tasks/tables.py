@@ -178,6 +178,7 @@ SPEC = TaskSpec(
     models=("mlp", "linear", "cnn1d", TREES, AUTO_MODEL),
     build=build,
     patience=10,
+    first_methods=("autopilot", "fedavg", "local"),
 )
 
 

@@ -44,6 +44,7 @@ from equipoise.trees.ensemble import (
     TREE,
     TreeEnsemble,
     Trees,
+    asked_nodes,
     empty_params,
     margins_of,
 )
@@ -244,6 +245,7 @@ class TreesTask(ExamplesTask):
             params["base"][0].numpy(),
             tree,
             level,
+            asked_nodes(params["asked"][0].numpy()),
             edges,
             (own.start, own.size),
             self._sample(ids, own, tree, seed),
@@ -322,7 +324,7 @@ class TreesTask(ExamplesTask):
             self._client_rows(ids),
             lambda tree: self._sample(ids, own, tree, seed),
         )
-        progress = np.zeros((len(ids), 3))
+        progress = params["progress"].numpy().copy()
         progress[:, STAGE] = interface.DONE
         progress[:, TREE] = count
         return {
@@ -371,7 +373,13 @@ class TreesTask(ExamplesTask):
         known = self._states.get(split)
         if known is None or known[0] is not own.x:
             x = np.ascontiguousarray(own.x.float().numpy())
-            state = BoostingState(x, _targets(own.y), self.boosting, self.num_categories)
+            state = BoostingState(
+                x,
+                _targets(own.y),
+                self.boosting,
+                self.num_categories,
+                self.tree_options.tree_depth,
+            )
             known = (own.x, state)
             self._states[split] = known
         return known[1]
@@ -423,20 +431,7 @@ class TreesTask(ExamplesTask):
             # Unused trees add 0.
             trees = Trees.from_params(params, prefix)
             last = trees.value.shape[1]
-            add_trees(
-                x,
-                own.start,
-                own.size,
-                models,
-                zeros,
-                last,
-                trees.feature,
-                trees.threshold,
-                trees.missing_left,
-                trees.categories,
-                trees.value,
-                margins,
-            )
+            add_trees(x, own.start, own.size, models, zeros, last, *trees, margins)
         return margins
 
     def _score_margins(self, own: Split, margins: Floats) -> Params:

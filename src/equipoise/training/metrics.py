@@ -202,14 +202,20 @@ def concordance(risk: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
     time = y[..., 0]
     event = (y[..., 1] > 0) & is_real
     models, n = risk.shape
+    # Every comparable pair has a row with an event first: those rows alone are gone through.
+    num_events = event.sum(1)
+    event_rows = event.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
+    event_rows = event_rows[:, : int(num_events.max())]
+    is_event = torch.arange(event_rows.shape[1], device=risk.device) < num_events[:, None]
     correct, comparable = risk.new_zeros(2, models, dtype=torch.float64)
-    for rows in torch.arange(n).split(max(1, MAX_PAIRS_AT_ONCE // (models * n))):
-        event_time = time[:, rows, None]
+    for part in torch.arange(event_rows.shape[1]).split(max(1, MAX_PAIRS_AT_ONCE // (models * n))):
+        rows = event_rows[:, part]
+        event_time = time.gather(1, rows)[:, :, None]
+        event_risk = risk.gather(1, rows)[:, :, None]
         other_time = time[:, None, :]
         pair = (event_time < other_time) | ((event_time == other_time) & ~event[:, None, :])
-        pair &= event[:, rows, None] & is_real[:, None, :]
-        difference = risk[:, rows, None] - risk[:, None, :]
-        credit = (difference > 0).double() + (difference == 0).double() / 2
-        correct += (credit * pair).sum((1, 2))
+        pair &= is_event[:, part, None] & is_real[:, None, :]
         comparable += pair.sum((1, 2))
+        correct += (pair & (event_risk > risk[:, None, :])).sum((1, 2))
+        correct += (pair & (event_risk == risk[:, None, :])).sum((1, 2)) / 2
     return torch.where(comparable > 0, correct / comparable, torch.nan)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.data.transforms import MISSING_INPUT
 from equipoise.trees.arrays import Floats, Floats32, Ints
 
 NUM_CUTS = 1023
@@ -38,12 +37,9 @@ def count_cells(x: Floats32, grid: Floats) -> Floats:
     Returns:
         Counts `[F, 1024]`.
     """
-    counts = np.empty((len(grid), NUM_CUTS + 1))
-    for f, cuts in enumerate(grid):
-        values = x[:, f][x[:, f] > MISSING_INPUT / 10]
-        cells = np.searchsorted(cuts, values.astype(np.float64))
-        counts[f] = np.bincount(cells, minlength=NUM_CUTS + 1)
-    return counts
+    from equipoise.trees.histograms import count_in_cells
+
+    return count_in_cells(x, grid)
 
 
 def refined_grid(grid: Floats, counts: Floats) -> Floats:
@@ -138,8 +134,6 @@ def cell_offsets(edges: Floats, num_categories: Ints) -> Ints:
     Returns:
         The first cell of each feature, and the number of all cells `[F + 1]`.
     """
-    sizes = [
-        int(count) + 1 if count else len(np.unique(ends)) + 2
-        for ends, count in zip(edges, num_categories, strict=True)
-    ]
+    num_ends = 1 + (np.diff(edges, axis=1) > 0).sum(1)  # ends ascend, unused ones repeat the last
+    sizes = np.where(num_categories > 0, num_categories + 1, num_ends + 2)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

@@ -1,4 +1,4 @@
-"""Boosting: splits of a level from histograms, and whole ensembles from rows in memory."""
+"""Boosting on rows in memory: sums of the open nodes, and whole ensembles."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.trees.arrays import Bytes, Flags, Floats, Floats32, Ints, Targets
+from equipoise.trees.arrays import Bytes, Flags, Floats, Floats32, Ints, Places, Targets, Units
 from equipoise.trees.binning import cell_offsets
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import Trees, category_words
+from equipoise.trees.growth import Growth, split_level
 from equipoise.trees.histograms import (
-    add_leaf_values,
     add_trees,
-    advance_nodes,
+    add_values,
+    advance_rows,
     bin_rows,
-    find_splits,
+    place_tables,
     sum_histograms,
 )
 from equipoise.trees.objectives import BoostingObjective, rows_of
@@ -25,8 +26,6 @@ from equipoise.trees.objectives import BoostingObjective, rows_of
 SampleRows = Callable[[int], Flags | None]
 """From the number of a tree to the rows that it is grown on `[n]`; None for all."""
 
-NO_THRESHOLD = 1e10
-"""Threshold of a split that sends all numbers left, and missing values right."""
 MODELS_AT_ONCE = 16
 """Models that are grown side by side. Bounds the memory of their histograms."""
 
@@ -47,74 +46,85 @@ class Rows(NamedTuple):
     size: Ints
 
 
-def split_level(
-    trees: Trees,
-    level: int,
-    sums: Floats,
-    edges: Floats,
-    offsets: Ints,
-    num_categories: Ints,
-    may_split: Flags,
-    options: TreeOptions,
-) -> int:
-    """Split the open nodes of a level where that lowers the loss, in place.
+class PlacedTrees(NamedTuple):
+    """Trees of G models as rows in bins and at places need them, see `histograms.place_tables`.
 
-    Args:
-        trees: One iteration of G models, without the axis T.
-        level: The level.
-        sums: Sums `[G, C, 2^level, cells, 3]`.
-        edges: Ends of bins `[G, F, E]`.
-        offsets: First cell of each feature `[G, F + 1]`.
-        num_categories: Categories of each feature `[F]`; 0 for numbers.
-        may_split: Features that the trees may use `[F]`.
-        options: Regularisation.
-
-    Returns:
-        The number of nodes that were split.
+    Attributes:
+        node_at: Node at each place `[G, C, H]`.
+        columns: Feature of each node `[G, C, N]`.
+        goes_left: Whether a bin goes left `[G, C, N, 256]`.
+        value_at: Value at each place `[G, C, H]`.
     """
-    models, margins, num_nodes, num_cells, _ = sums.shape
-    flat = np.ascontiguousarray(sums).reshape(-1, num_cells, 3)
-    model, margin, place = np.unravel_index(np.arange(len(flat)), (models, margins, num_nodes))
-    gain, feature, last_bin, missing_left, categories, children = find_splits(
-        flat,
-        model,
-        offsets,
-        may_split,
-        num_categories,
-        float(options.leaf_rows),
-        options.leaf_l2,
-        trees.categories.shape[-1],
-    )
-    values = -options.shrinkage * children[..., 0] / (children[..., 1] + options.leaf_l2 + 1e-16)
-    node = place + num_nodes - 1
-    if level == 0:
-        # Without a split the first of `children` is the node itself; with one they add up to it.
-        trees.value[model, margin, 0] = _value_of(children.sum(1), options)
-    split = np.flatnonzero(gain > 0)
-    where = model[split], margin[split], node[split]
-    is_category = num_categories[feature[split]] > 0
-    cut = edges[model[split], feature[split], np.minimum(last_bin[split], edges.shape[2] - 1)]
-    # A split of missing values alone has all numbers on its left.
-    num_bins = offsets[model[split], feature[split] + 1] - offsets[model[split], feature[split]]
-    is_after_last = last_bin[split] >= num_bins - 2
-    trees.feature[where] = feature[split]
-    trees.threshold[where] = np.where(is_category, 0.0, np.where(is_after_last, NO_THRESHOLD, cut))
-    trees.missing_left[where] = missing_left[split]
-    trees.categories[where] = categories[split]
-    for side in (0, 1):
-        child = 2 * node[split] + 1 + side
-        trees.value[model[split], margin[split], child] = values[split, side]
-    return len(split)
+
+    node_at: Ints
+    columns: Ints
+    goes_left: Flags
+    value_at: Floats
+
+    @classmethod
+    def of(
+        cls, trees: Trees, edges: Floats, offsets: Ints, num_categories: Ints, depth: int
+    ) -> PlacedTrees:
+        """Prepare one iteration of trees, without the axis T.
+
+        Args:
+            trees: The trees `[G, C, N]`.
+            edges: Ends of bins `[G, F, E]`.
+            offsets: First cell of each feature `[G, F + 1]`.
+            num_categories: Categories of each feature `[F]`; 0 for numbers.
+            depth: Levels of the trees.
+        """
+        return cls(
+            *place_tables(
+                *trees.contiguous(),
+                np.ascontiguousarray(edges),
+                offsets,
+                num_categories,
+                2 ** (depth + 1) - 1,
+            )
+        )
+
+    def advance(
+        self, bins: Bytes, rows: ClientSpans, first_level: Ints, level: int, places: Places
+    ) -> None:
+        """Move rows of clients down to a level, in place."""
+        advance_rows(bins, *rows, first_level, level, *self[:3], places)
+
+    def add_to(self, margins: Floats, rows: ClientSpans, places: Places) -> None:
+        """Add the values at the places of rows to their margins, in place."""
+        add_values(*rows, places, self.value_at, margins)
+
+    def place_of(self, nodes: Ints) -> Ints:
+        """Return which of `nodes` `[G, C, P]` is at each place `[G, C, H]`; -1 for none."""
+        found = np.full(self.node_at.shape, -1)
+        for p in range(nodes.shape[2]):
+            wanted = nodes[:, :, p : p + 1]
+            found[(self.node_at == wanted) & (wanted >= 0)] = p
+        return found
 
 
-def _value_of(sums: Floats, options: TreeOptions) -> Floats:
-    """Return the value of leaves with these sums `[N, 3]`."""
-    return np.asarray(-options.shrinkage * sums[:, 0] / (sums[:, 1] + options.leaf_l2 + 1e-16))
+class ClientSpans(NamedTuple):
+    """Where the rows of K clients are.
+
+    Attributes:
+        start: First row of each client `[K]`.
+        size: Rows of each client `[K]`.
+        model: Which of the G models each client uses `[K]`.
+    """
+
+    start: Ints
+    size: Ints
+    model: Ints
+
+    @classmethod
+    def of_one_model(cls, start: Ints, size: Ints) -> ClientSpans:
+        """Return rows that all belong to model 0."""
+        return cls(start, size, np.zeros(len(start), np.int64))
 
 
 @dataclass
 class BoostingState:
-    """Margins, gradients and nodes of rows while trees are grown.
+    """Margins, gradients and places of rows while trees are grown.
 
     It can be thrown away at any time: everything follows from the rows and the ensemble. Arrays by
     client are indexed by the client's first row.
@@ -124,12 +134,14 @@ class BoostingState:
         y: Targets of all rows.
         objective: Gradients and losses.
         num_categories: Categories of each feature `[F]`.
+        max_depth: Levels of a tree.
     """
 
     x: Floats32
     y: Targets
     objective: BoostingObjective
     num_categories: Ints
+    max_depth: int
     _known: Trees | None = None
     _base: Floats | None = None
     _edges: Floats = field(default_factory=lambda: np.zeros(0))
@@ -142,18 +154,18 @@ class BoostingState:
         rows = len(self.x)
         margins = self.objective.num_margins
         self.margins = np.zeros((margins, rows))
-        self.gradient = np.zeros((margins, rows))
-        self.hessian = np.zeros((margins, rows))
-        self.nodes = np.zeros((margins, rows), np.int16)
+        self.gradient = np.zeros((margins, rows), np.int32)
+        self.hessian = np.zeros((margins, rows), np.int32)
+        self.places = np.zeros((margins, rows), np.int16)
         self.applied = np.zeros(rows, np.int64)
         """Trees in the margins, -1 where the margins lack the base."""
         self.applied[:] = -1
         self.gradient_tree = np.full(rows, -1)
         """Tree that the gradients are of."""
-        self.node_tree = np.full(rows, -1)
-        """Tree that the nodes are of."""
-        self.node_level = np.zeros(rows, np.int64)
-        """Level that the nodes have reached."""
+        self.place_tree = np.full(rows, -1)
+        """Tree that the places are of."""
+        self.place_level = np.zeros(rows, np.int64)
+        """Level that the places have reached."""
 
     def margins_after(
         self, trees: Trees, base: Floats, num_trees: int, start: Ints, size: Ints
@@ -180,54 +192,32 @@ class BoostingState:
             zeros = np.zeros(len(todo), np.int64)
             first = self.applied[start[todo]]
             add_trees(
-                self.x,
-                start[todo],
-                size[todo],
-                zeros,
-                first,
-                num_trees,
-                trees.feature,
-                trees.threshold,
-                trees.missing_left,
-                trees.categories,
-                trees.value,
-                self.margins,
+                self.x, start[todo], size[todo], zeros, first, num_trees, *trees, self.margins
             )
             self.applied[start[todo]] = num_trees
         return self.margins
 
     def _finish_tree(self, trees: Trees, num_trees: int, start: Ints, size: Ints) -> None:
-        """Add the last tree to rows that are one level above its leaves already."""
-        depth = trees.depth
+        """Add the last tree to rows that are near its leaves already."""
         near = np.flatnonzero(
             (self.applied[start] == num_trees - 1)
-            & (self.node_tree[start] == num_trees - 1)
-            & (self.node_level[start] > 0)
+            & (self.place_tree[start] == num_trees - 1)
+            & (self.place_level[start] > 0)
         )
         if not len(near):
             return
-        start = start[near]
-        size = size[near]
-        zeros = np.zeros(len(near), np.int64)
-        tree = trees.iteration(num_trees - 1)
-        splits = tree.contiguous()
-        advance_nodes(
-            self.x,
-            start,
-            size,
-            zeros,
-            splits.feature,
-            splits.threshold,
-            splits.missing_left,
-            splits.categories,
-            self.node_level[start],
-            depth,
-            self.nodes,
+        spans = ClientSpans.of_one_model(start[near], size[near])
+        tree = self._placed(trees.iteration(num_trees - 1))
+        tree.advance(self._bins, spans, self.place_level[spans.start], self.max_depth, self.places)
+        self.place_level[spans.start] = self.max_depth
+        tree.add_to(self.margins, spans, self.places)
+        self.applied[spans.start] = num_trees
+
+    def _placed(self, tree: Trees) -> PlacedTrees:
+        """Return one tree for rows at places."""
+        return PlacedTrees.of(
+            tree, self._edges[None], self._offsets[None], self.num_categories, self.max_depth
         )
-        self.node_level[start] = depth
-        value = np.ascontiguousarray(tree.value)
-        add_leaf_values(start, size, zeros, self.nodes, value, self.margins)
-        self.applied[start] = num_trees
 
     def _check_known(self, trees: Trees, base: Floats, num_trees: int) -> None:
         """Forget everything if the ensemble is not the known one with more trees."""
@@ -239,7 +229,7 @@ class BoostingState:
         if not same:
             self.applied[:] = -1
             self.gradient_tree[:] = -1
-            self.node_tree[:] = -1
+            self.place_tree[:] = -1
         self._known = trees
         self._base = base.copy()
 
@@ -249,25 +239,29 @@ class BoostingState:
         base: Floats,
         tree: int,
         level: int,
+        asked: Ints,
         edges: Floats,
         rows: tuple[Ints, Ints],
         is_sampled: Flags | None = None,
     ) -> Floats:
-        """Sum gradients and hessians per client, open node of a level, feature and bin.
+        """Sum gradients and hessians per client, node, feature and bin.
 
         Args:
             trees: The ensemble, with the upper levels of the tree that is grown.
             base: Constant margins `[C]`.
             tree: The tree that is grown.
             level: The level.
+            asked: Nodes of the level whose sums are asked for `[C, P]`; -1 for none.
             edges: Ends of bins `[F, B - 2]`.
             rows: First row and number of rows of each client `[K]`.
             is_sampled: Rows of this tree `[n]`; None for all.
 
         Returns:
-            Sums `[K, C, 2^level, cells, 3]`.
+            Sums `[K, C, P, cells, 3]`.
         """
         start, size = rows
+        spans = ClientSpans.of_one_model(start, size)
+        bins = self._binned(edges, start, size)
         margins = self.margins_after(trees, base, tree, start, size)
         todo = np.flatnonzero(self.gradient_tree[start] != tree)
         if len(todo):
@@ -275,43 +269,22 @@ class BoostingState:
             _copy_rows(self.gradient, gradient, start[todo], size[todo])
             _copy_rows(self.hessian, hessian, start[todo], size[todo])
             self.gradient_tree[start[todo]] = tree
-        is_other = (self.node_tree[start] != tree) | (self.node_level[start] > level)
-        self.node_level[start[is_other]] = 0
-        self.node_tree[start] = tree
-        splits = trees.iteration(tree).contiguous()
-        zeros = np.zeros(len(start), np.int64)
-        advance_nodes(
-            self.x,
-            start,
-            size,
-            zeros,
-            splits.feature,
-            splits.threshold,
-            splits.missing_left,
-            splits.categories,
-            self.node_level[start],
-            level,
-            self.nodes,
-        )
-        self.node_level[start] = level
-        bins = self._binned(edges, start, size)
-        if is_sampled is None:
-            is_sampled = np.ones(len(self.x), np.bool_)
-        sums = np.zeros((len(start), len(base), 2**level, self._offsets[-1], 3))
-        sum_histograms(
+        is_other = (self.place_tree[start] != tree) | (self.place_level[start] > level)
+        self.place_level[start[is_other]] = 0
+        self.place_tree[start] = tree
+        placed = self._placed(trees.iteration(tree))
+        placed.advance(bins, spans, self.place_level[start], level, self.places)
+        self.place_level[start] = level
+        return _sums(
             bins,
-            start,
-            size,
-            zeros,
+            spans,
             self._offsets[None],
-            self.nodes,
-            is_sampled,
-            self.gradient,
-            self.hessian,
-            level,
-            sums,
+            self.places,
+            placed.place_of(asked[None]),
+            asked.shape[1],
+            np.ones(len(self.x), np.bool_) if is_sampled is None else is_sampled,
+            (self.gradient, self.hessian),
         )
-        return sums
 
     def _binned(self, edges: Floats, start: Ints, size: Ints) -> Bytes:
         """Return the bins of all rows; those of these clients are up to date."""
@@ -327,12 +300,24 @@ class BoostingState:
         return self._bins
 
 
-def trees_of_one_iteration(grown: Trees) -> Trees:
-    """Return an iteration `[G, C, ...]` as ensembles of one tree `[G, 1, C, ...]`."""
-    return grown.map(lambda array: array[:, None]).contiguous()
+def _sums(
+    bins: Bytes,
+    rows: ClientSpans,
+    offsets: Ints,
+    places: Places,
+    asked_at: Ints,
+    num_asked: int,
+    is_sampled: Flags,
+    gradients: tuple[Units, Units],
+) -> Floats:
+    """Return the sums `[K, C, P, cells, 3]` of the nodes that are asked for."""
+    num_cells = int(offsets[:, -1].max())
+    sums = np.zeros((len(rows.start), len(places), num_asked, num_cells, 3))
+    sum_histograms(bins, *rows, offsets, places, asked_at, is_sampled, *gradients, sums)
+    return sums
 
 
-def _copy_rows(to: Floats, source: Floats, start: Ints, size: Ints) -> None:
+def _copy_rows(to: Units, source: Units, start: Ints, size: Ints) -> None:
     """Copy the rows of clients."""
     for first, count in zip(start.tolist(), size.tolist(), strict=True):
         to[:, first : first + count] = source[:, first : first + count]
@@ -390,76 +375,54 @@ def boost(
     num_models = len(edges)
     num_features = train.x.shape[1]
     words = category_words(num_categories)
-    trees = Trees.empty(num_models, num_trees, len(margins), options.tree_depth, words)
+    trees = Trees.empty(num_models, num_trees, len(margins), options.num_nodes, words)
     offsets = np.stack([cell_offsets(own, num_categories) for own in edges])
     bins = np.zeros(train.x.shape, np.uint8)
     for k in range(len(model)):
         here = slice(train.start[k], train.start[k] + train.size[k])
         own_offsets = offsets[model[k]]
         bins[here] = bin_rows(train.x[here], edges[model[k]], num_categories, own_offsets)
-    nodes = np.zeros(margins.shape, np.int16)
+    spans = ClientSpans(train.start, train.size, model)
+    places = np.zeros(margins.shape, np.int16)
     losses = _LossPath(objective, num_models, num_trees, model, val)
     losses.add(0, val_margins)
     everything = np.ones(len(train.x), np.bool_)
     for tree in range(num_trees):
         grown = trees.iteration(tree)
-        gradient, hessian = objective.gradients(train.y, margins, train.start, train.size)
+        gradients = objective.gradients(train.y, margins, train.start, train.size)
         sampled = sample_rows(tree)
         allowed = np.ones(num_features, np.bool_) if may_split is None else may_split(tree)
+        growth = Growth.root(num_models, len(margins), options.num_nodes)
         for level in range(options.tree_depth):
-            splits = grown.contiguous()
+            placed = PlacedTrees.of(grown, edges, offsets, num_categories, options.tree_depth)
             before = np.full(len(model), max(level - 1, 0))
-            advance_nodes(
-                train.x,
-                train.start,
-                train.size,
-                model,
-                splits.feature,
-                splits.threshold,
-                splits.missing_left,
-                splits.categories,
-                before,
-                level,
-                nodes,
-            )
-            shape = (len(margins), 2**level, int(offsets[:, -1].max()), 3)
-            own = np.zeros((len(model), *shape))
-            sum_histograms(
+            placed.advance(bins, spans, before, level, places)
+            own = _sums(
                 bins,
-                train.start,
-                train.size,
-                model,
+                spans,
                 offsets,
-                nodes,
+                places,
+                placed.place_of(growth.asked),
+                growth.asked.shape[2],
                 everything if sampled is None else sampled,
-                gradient,
-                hessian,
-                level,
-                own,
+                gradients,
             )
             sums = own
             if num_models != len(model) or (model != np.arange(num_models)).any():
-                sums = np.zeros((num_models, *shape))
+                sums = np.zeros((num_models, *own.shape[1:]))
                 _add_by_model(sums, model, own)
-            split_level(grown, level, sums, edges, offsets, num_categories, allowed, options)
-        for rows, their_margins in ((train, margins), (val, val_margins)):
-            if rows is not None and their_margins is not None:
-                whole = trees_of_one_iteration(grown)
-                zeros = np.zeros(len(model), np.int64)
-                add_trees(
-                    rows.x,
-                    rows.start,
-                    rows.size,
-                    model,
-                    zeros,
-                    1,
-                    whole.feature,
-                    whole.threshold,
-                    whole.missing_left,
-                    whole.categories,
-                    whole.value,
-                    their_margins,
-                )
+            growth = split_level(
+                grown, growth, sums, edges, offsets, num_categories, allowed, options
+            )
+            if not growth.asked.shape[2]:
+                break
+        placed = PlacedTrees.of(grown, edges, offsets, num_categories, options.tree_depth)
+        placed.advance(bins, spans, np.full(len(model), level), options.tree_depth, places)
+        placed.add_to(margins, spans, places)
+        if val is not None and val_margins is not None:
+            whole = grown.map(lambda array: array[:, None]).contiguous()
+            zeros = np.zeros(len(model), np.int64)
+            add_trees(val.x, val.start, val.size, model, zeros, 1, *whole, val_margins)
         losses.add(tree + 1, val_margins)
     return BoostedTrees(trees, losses.loss, losses.gain, losses.gain_error)
 

@@ -8,8 +8,9 @@ from equipoise.config.schema import Options, option
 
 MAX_BINS = 255
 """Bins of a feature: with the one of missing values they fit into a byte."""
-MAX_DEPTH = 10
-"""Levels of a tree: a model holds 2^depth leaves for every tree."""
+MAX_DEPTH = 12
+"""Levels of a tree: every level is one exchange."""
+MAX_LEAVES = 1024
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,10 @@ class TreeOptions(Options):
     """Options of `--model trees`."""
 
     trees: int = option(100, "trees: boosting iterations, one tree per class in each", low=1)
-    tree_depth: int = option(5, "trees: splits from the root to a leaf", low=1, high=MAX_DEPTH)
+    tree_leaves: int = option(
+        31, "trees: largest number of leaves; the best split comes first", low=2, high=MAX_LEAVES
+    )
+    tree_depth: int = option(8, "trees: most splits from the root to a leaf", low=1, high=MAX_DEPTH)
     tree_bins: int = option(
         127, "trees: bins of a column; cuts between bins can be splits", low=2, high=MAX_BINS
     )
@@ -35,3 +39,9 @@ class TreeOptions(Options):
         "trees: stop after this many trees without a lower validation loss; 0 to grow all",
         low=0,
     )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of a tree, leaves included."""
+        leaves: int = min(self.tree_leaves, 2**self.tree_depth)
+        return 2 * leaves - 1

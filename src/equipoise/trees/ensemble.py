@@ -1,5 +1,7 @@
 """Ensembles of trees as arrays of a fixed size, and as a module that predicts.
 
+A tree is a list of nodes. Node 0 is the root; the children of a node follow one another.
+
 A model has the blocks `backbone` (the trees of all clients) and `head` (a client's own trees, whose
 names begin with `own_`). Unused trees have no splits and the value 0.
 """
@@ -21,42 +23,48 @@ from equipoise.utils.pytree import Params
 
 NO_FEATURE = -1.0
 """Feature of a leaf."""
+NO_NODE = -1.0
+"""Unused places in `asked`, the nodes whose sums clients send."""
 OWN = "own_"
 """Prefix of the parameters of a client's own trees."""
-TREE_NAMES = ("feature", "threshold", "missing_left", "categories", "value")
-COMMON_NAMES = ("base", "progress", "limits", "num_categories", "edges", *TREE_NAMES)
+TREE_NAMES = ("feature", "threshold", "missing_left", "left", "categories", "value")
+COMMON_NAMES = ("base", "progress", "asked", "limits", "num_categories", "edges", *TREE_NAMES)
 OWN_NAMES = (*(f"{OWN}{name}" for name in TREE_NAMES), f"{OWN}count")
-STAGE, TREE, LEVEL = range(3)
-"""Places in `progress`: the stage of the training, complete trees, complete levels of the next."""
+STAGE, TREE, LEVEL, DEPTH = range(4)
+"""Places in `progress`: the stage of the training, complete trees, complete levels of the next, and
+the largest depth of a tree."""
 
 
 class Trees(NamedTuple):
-    """Trees of G models, T iterations and C margins, of depth D.
+    """Trees of G models, T iterations and C margins, with N nodes each.
 
     Attributes:
-        feature: Features of inner nodes `[G, T, C, 2^D - 1]`, -1 at leaves.
+        feature: Features of nodes `[G, T, C, N]`, -1 at leaves and for nodes that are not used.
         threshold: Largest values that go left, of the same shape.
         missing_left: 1 where missing values go left, of the same shape.
-        categories: Categories that go left, as words of 32 bits `[G, T, C, 2^D - 1, W]`.
-        value: Values of all nodes `[G, T, C, 2^(D+1) - 1]`.
+        left: Left children, of the same shape; the right child is the next node.
+        categories: Categories that go left, as words of 32 bits `[G, T, C, N, W]`.
+        value: Values of nodes, of the shape of `feature`.
     """
 
     feature: Floats32
     threshold: Floats32
     missing_left: Floats32
+    left: Floats32
     categories: Floats
     value: Floats
 
     @classmethod
-    def empty(cls, models: int, trees: int, margins: int, depth: int, words: int) -> Trees:
+    def empty(cls, models: int, trees: int, margins: int, nodes: int, words: int) -> Trees:
         """Return trees without splits."""
-        shape = (models, trees, margins, 2**depth - 1)
+        shape = (models, trees, margins, nodes)
         return cls(
             feature=np.full(shape, -1.0, np.float32),
             threshold=np.zeros(shape, np.float32),
             missing_left=np.zeros(shape, np.float32),
+            left=np.zeros(shape, np.float32),
             categories=np.zeros((*shape, words)),
-            value=np.zeros((*shape[:3], 2 ** (depth + 1) - 1)),
+            value=np.zeros(shape),
         )
 
     @classmethod
@@ -70,14 +78,9 @@ class Trees(NamedTuple):
         return cls(*(stack[prefix + name].contiguous().numpy() for name in TREE_NAMES))
 
     @property
-    def depth(self) -> int:
-        """Splits from the root to the deepest leaf."""
-        return int(self.feature.shape[3] + 1).bit_length() - 1
-
-    @property
     def arrays(self) -> list[NDArray[Any]]:
         """All arrays, in the order of `TREE_NAMES`."""
-        return [self.feature, self.threshold, self.missing_left, self.categories, self.value]
+        return list(self)
 
     def map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Trees:
         """Return the results of a function of each array."""
@@ -86,6 +89,10 @@ class Trees(NamedTuple):
     def iteration(self, tree: int) -> Trees:
         """Return views of one iteration, without the axis T."""
         return self.map(lambda array: array[:, tree])
+
+    def tree(self, model: int, margin: int) -> Trees:
+        """Return views of one tree of an iteration, `[N]`."""
+        return self.map(lambda array: array[model, margin])
 
     def contiguous(self) -> Trees:
         """Return arrays that kernels can read fast; they are copied only if they are views."""
@@ -131,11 +138,17 @@ def empty_params(
         max_own_trees: Iterations that a client may add.
     """
     words = category_words(num_categories)
-    trees = Trees.empty(1, options.trees, margins, options.tree_depth, words)
-    own = Trees.empty(1, max_own_trees, margins, options.tree_depth, words)
+    nodes = options.num_nodes
+    trees = Trees.empty(1, options.trees, margins, nodes, words)
+    own = Trees.empty(1, max_own_trees, margins, nodes, words)
+    progress = torch.zeros(4, dtype=torch.float64)
+    progress[DEPTH] = options.tree_depth
+    asked = torch.full((margins, nodes - 1), NO_NODE, dtype=torch.float64)
+    asked[:, 0] = 0.0
     params: Params = {
         "base": torch.zeros(margins, dtype=torch.float64),
-        "progress": torch.zeros(3, dtype=torch.float64),
+        "progress": progress,
+        "asked": asked,
         "limits": torch.zeros(3, dtype=torch.float64),
         "num_categories": torch.from_numpy(num_categories.astype(np.float64)),
         "edges": torch.zeros(len(num_categories), options.tree_bins - 1, dtype=torch.float64),
@@ -144,6 +157,12 @@ def empty_params(
     params |= {name: value[0] for name, value in own.params(OWN).items()}
     params[f"{OWN}count"] = torch.zeros(1, dtype=torch.float64)
     return params
+
+
+def asked_nodes(asked: Floats) -> Ints:
+    """Return the nodes of `asked` `[C, P]`, without the places that no tree uses."""
+    nodes = asked.astype(np.int64)
+    return np.ascontiguousarray(nodes[:, (nodes >= 0).any(0)])
 
 
 def category_words(num_categories: Ints) -> int:
@@ -177,11 +196,7 @@ def margins_of(params: Params, x: Floats32) -> Floats:
             np.array([0]),
             np.array([0]),
             int(count),
-            trees.feature,
-            trees.threshold,
-            trees.missing_left,
-            trees.categories,
-            trees.value,
+            *trees,
             margins,
         )
     return margins
@@ -221,18 +236,18 @@ class TreeEnsemble(nn.Module):
 
     def _sum_leaves(self, x: Tensor, prefix: str, count: int) -> Tensor:
         """Return the sums of the first trees `[n, C]`, in operations that can be exported."""
-        feature, threshold, missing_left, categories, value = (
+        feature, threshold, missing_left, left, categories, value = (
             getattr(self, prefix + name)[:count] for name in TREE_NAMES
         )
         # Under a trace sizes are tensors; those of the model are constants.
         num_margins = int(feature.shape[1])
-        num_inner = int(feature.shape[2])
+        num_nodes = int(feature.shape[2])
         num_trees = count * num_margins
         num_words = int(categories.shape[3])
         place = torch.arange(num_trees)
         node = torch.zeros_like(x[:, :1], dtype=torch.int64).expand(-1, num_trees)
-        for _ in range((num_inner + 1).bit_length() - 1):
-            here = place * num_inner + node.clamp(max=num_inner - 1)
+        for _ in range(int(self.progress[DEPTH])):
+            here = place * num_nodes + node
             split = feature.flatten()[here]
             number = x.gather(1, split.clamp(min=0).long())
             is_default_left = missing_left.flatten()[here] > 0
@@ -246,9 +261,9 @@ class TreeEnsemble(nn.Module):
                 in_set = _choose(is_known, bit, is_default_left)
                 goes_left = _choose((words > 0).any(2), in_set, goes_left)
             goes_left = _choose(number < MISSING_INPUT / 10, is_default_left, goes_left)
-            below = 2 * node + 2 - goes_left.long()
-            node = torch.where((split < 0) | (node >= num_inner), node, below)
-        leaves: Tensor = value.flatten()[place * int(value.shape[2]) + node]
+            below = left.flatten()[here].long() + 1 - goes_left.long()
+            node = torch.where(split < 0, node, below)
+        leaves: Tensor = value.flatten()[place * num_nodes + node]
         return leaves.reshape(-1, count, num_margins).sum(1)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:

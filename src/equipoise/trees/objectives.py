@@ -6,12 +6,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from equipoise.trees.arrays import Floats, Ints, Targets
+from equipoise.trees.arrays import MAX_GRADIENT, QUANTUM, Floats, Ints, Targets, Units
 
-QUANTUM = 2.0**-20
-"""Gradients and hessians are multiples of it: sums of 2^33 / 64 rows are exact in float64."""
-MAX_GRADIENT = 64.0
-"""Largest absolute gradient and hessian of a row. In standard deviations of a regression."""
 MAX_LOG_RISK = 30.0
 """Largest absolute margin whose exponential is taken (survival)."""
 
@@ -38,8 +34,8 @@ class BoostingObjective(ABC):
     @abstractmethod
     def gradients(
         self, y: Targets, margins: Floats, start: Ints, size: Ints
-    ) -> tuple[Floats, Floats]:
-        """Compute quantised gradients and hessians.
+    ) -> tuple[Units, Units]:
+        """Compute gradients and hessians as whole numbers of `QUANTUM`.
 
         Args:
             y: Targets of all rows `[n, ...]`.
@@ -90,15 +86,14 @@ class ClassificationBoosting(BoostingObjective):
 
     def gradients(
         self, y: Targets, margins: Floats, start: Ints, size: Ints
-    ) -> tuple[Floats, Floats]:
+    ) -> tuple[Units, Units]:
         """Return w (p - [y = c]) and w p (1 - p)."""
         from equipoise.trees.histograms import logistic_gradients
 
-        gradient = np.zeros_like(margins)
-        hessian = np.zeros_like(margins)
-        rows = rows_of(start, size)
-        logistic_gradients(y, self.class_weights, rows, margins, gradient, hessian)
-        return quantise(gradient), quantise(hessian)
+        gradient = np.zeros(margins.shape, np.int32)
+        hessian = np.zeros(margins.shape, np.int32)
+        logistic_gradients(y, self.class_weights, start, size, margins, gradient, hessian)
+        return gradient, hessian
 
     def losses(self, y: Targets, margins: Floats, start: Ints, size: Ints) -> Floats:
         """Return the weighted cross-entropy."""
@@ -145,13 +140,13 @@ class RegressionBoosting(BoostingObjective):
 
     def gradients(
         self, y: Targets, margins: Floats, start: Ints, size: Ints
-    ) -> tuple[Floats, Floats]:
+    ) -> tuple[Units, Units]:
         """Return r and 1, or r / sqrt(1 + r^2) and (1 + r^2)^(-3/2), with r = margin - target."""
         residual = margins - self._standardised(y)[None]
         if not self.absolute:
-            return quantise(residual), np.ones_like(residual)
+            return to_units(residual), to_units(np.ones_like(residual))
         curve = np.sqrt(1.0 + residual**2)
-        return quantise(residual / curve), quantise(curve**-3)
+        return to_units(residual / curve), to_units(curve**-3)
 
     def losses(self, y: Targets, margins: Floats, start: Ints, size: Ints) -> Floats:
         """Return the squared or the absolute error, in standard deviations."""
@@ -182,7 +177,7 @@ class SurvivalBoosting(BoostingObjective):
 
     def gradients(
         self, y: Targets, margins: Floats, start: Ints, size: Ints
-    ) -> tuple[Floats, Floats]:
+    ) -> tuple[Units, Units]:
         """Return e_i A_i - d_i and e_i A_i - e_i^2 B_i.
 
         e is the exponential of the margin, d the event, A_i and B_i the sums over events at or
@@ -195,7 +190,7 @@ class SurvivalBoosting(BoostingObjective):
             g, h = cox_gradients(y[rows, 0], y[rows, 1], margins[0, rows])
             gradient[0, rows] = g
             hessian[0, rows] = h
-        return quantise(gradient), quantise(hessian)
+        return to_units(gradient), to_units(hessian)
 
     def losses(self, y: Targets, margins: Floats, start: Ints, size: Ints) -> Floats:
         """Return `event_i (log R_i - margin_i)` of each row, with the risk set of its client."""
@@ -249,10 +244,15 @@ def _cox_losses(time: Floats, event: Floats, log_risk: Floats) -> Floats:
     return losses
 
 
-def quantise(values: Floats) -> Floats:
-    """Round to multiples of 2^-20 within [-64, 64], so that sums are exact in any order."""
+def to_units(values: Floats) -> Units:
+    """Round to whole numbers of 2^-20 within [-64, 64], so that sums are exact in any order."""
     clipped = np.clip(values, -MAX_GRADIENT, MAX_GRADIENT)
-    return np.asarray(np.rint(clipped / QUANTUM) * QUANTUM)
+    return np.asarray(np.rint(clipped / QUANTUM), np.int32)
+
+
+def quantise(values: Floats) -> Floats:
+    """Round to multiples of 2^-20 within [-64, 64]."""
+    return np.asarray(to_units(values) * QUANTUM)
 
 
 def rows_of(start: Ints, size: Ints) -> Ints:

@@ -79,8 +79,7 @@ def own_trees(
     """
     count = len(rows.train.start)
     words = category_words(num_categories)
-    depth = options.tree_depth
-    chosen = Trees.empty(count, max_trees, len(rows.margins), depth, words)
+    chosen = Trees.empty(count, max_trees, len(rows.margins), options.num_nodes, words)
     num_trees = np.zeros(count, np.int64)
     if asked == 0 or (asked < 0 and rows.val is None):
         return chosen, num_trees

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.trees.arrays import Floats, Ints
-from equipoise.trees.objectives import QUANTUM
+from equipoise.trees.arrays import QUANTUM, Floats, Ints
 
 REASONS = (
     "",

@@ -31,6 +31,7 @@ METRICS = {
     "concordance": MetricInfo(0, 1, undefined_if="no two test rows can be ordered by their time"),
     "r2": MetricInfo(highest=1, undefined_if="all test rows have the same target"),
     "ece": MetricInfo(0, 1, higher_is_better=False),
+    "brier": MetricInfo(0, 1, higher_is_better=False),
     "loss": MetricInfo(0, higher_is_better=False),
     "rmse": MetricInfo(0, higher_is_better=False),
     "mae": MetricInfo(0, higher_is_better=False),

@@ -15,7 +15,7 @@ Where the agents are:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, TypedDict
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -428,6 +428,22 @@ def make_client_policy(config: Page) -> FixedPolicy:
 # ---------------------------------------------------------------------------------- server policies
 
 
+class ServerTurn(NamedTuple):
+    """A turn of the server's agent.
+
+    Attributes:
+        server: The server.
+        config: Hyper-parameters of the agent.
+        ids: The clients that replied `[K]`.
+        learning: Whether the agent may learn already.
+    """
+
+    server: Server
+    config: ddpg.Config
+    ids: Tensor
+    learning: bool
+
+
 @dataclass(frozen=True)
 class ServerPolicy:
     """The server's policy; subclasses say what it sees and what its action means.
@@ -471,9 +487,8 @@ class ServerPolicy:
         config = self.config.agent_config(server.task, server.num_rounds, is_server=True)
         learning = server.round > self.config.learning_starts(server.num_rounds)
         observation, player = self.observe(server, state["server_agent"], ids, updates)
-        action, player = self.decide(
-            server, self.agent_config(config), player, ids, observation, learning
-        )
+        turn = ServerTurn(server, self.agent_config(config), ids, learning)
+        action, player = self.decide(turn, player, observation)
         return action, {**state, "server_agent": player}
 
     def action_dim(self, ids: Tensor) -> int:
@@ -495,16 +510,10 @@ class ServerPolicy:
         raise NotImplementedError
 
     def decide(
-        self,
-        server: Server,
-        config: ddpg.Config,
-        player: PlayerState,
-        ids: Tensor,
-        observation: Tensor,
-        learning: bool,
+        self, turn: ServerTurn, player: PlayerState, observation: Tensor
     ) -> tuple[Tensor, PlayerState]:
-        """Complete the last transition, learn, and choose a_CS(t) for the clients `ids`."""
-        return act_and_learn(server, config, player, observation, learning)
+        """Complete the last transition, learn, and choose a_CS(t) for the turn's clients."""
+        return act_and_learn(turn.server, turn.config, player, observation, turn.learning)
 
 
 @dataclass(frozen=True)
@@ -572,20 +581,14 @@ class PerClientWeights(ServerPolicy):
         return observation, new_player
 
     def decide(
-        self,
-        server: Server,
-        config: ddpg.Config,
-        player: PlayerState,
-        ids: Tensor,
-        observation: Tensor,
-        learning: bool,
+        self, turn: ServerTurn, player: PlayerState, observation: Tensor
     ) -> tuple[Tensor, PlayerState]:
         """Choose a number for each client; the authors' code stores the weights p themselves."""
-        action, player = super().decide(server, config, player, ids, observation, learning)
+        action, player = super().decide(turn, player, observation)
         if self.config.variant.authors_code:
             p = self.config.variant.weights(action, action, None, 0.0)
             player = {**player, "last_action": p}
-        return action[ids], player
+        return action[turn.ids], player
 
 
 @dataclass(frozen=True)
@@ -623,16 +626,12 @@ class SetPolicy(ServerPolicy):
         return features, player
 
     def decide(
-        self,
-        server: Server,
-        config: ddpg.Config,
-        player: PlayerState,
-        ids: Tensor,
-        observation: Tensor,
-        learning: bool,
+        self, turn: ServerTurn, player: PlayerState, observation: Tensor
     ) -> tuple[Tensor, PlayerState]:
         """Learn and score each client."""
-        return act_and_learn_on_set(server, config, player, ids, observation, learning)
+        return act_and_learn_on_set(
+            turn.server, turn.config, player, turn.ids, observation, turn.learning
+        )
 
 
 def client_features(
