@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -105,15 +106,21 @@ def found(
     return [record for record in chosen if record["seed"] in set(seeds)]
 
 
+@cache
+def earlier_results() -> Results:
+    """Return the cells of the study fedpolicy."""
+    return Results(RESULTS / "fedpolicy")
+
+
+@cache
 def strongest(population: str, key: str) -> str | None:
     """Return the baseline that was best on other seeds, 11 to 13, in the study fedpolicy.
 
     Rates were constant there. Of the populations at the paper's size the 14x14 ones decide.
     """
-    earlier = Results(RESULTS / "fedpolicy")
     means = {}
     for name in BASELINES:
-        records = fedpolicy.found(earlier, population.rpartition("-")[2], name)
+        records = fedpolicy.found(earlier_results(), population.rpartition("-")[2], name)
         value = mean(record["last" if key == "personal" else key] for record in records)
         if value is not None:
             means[name] = value
