@@ -8,6 +8,7 @@ import ast
 import json
 import posixpath
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(
             File.generated(config, str(picture.relative_to(ROOT)), abs_src_path=str(picture))
         )
+    config.copyright = f"Equipoise {version('equipoise')}"
     config.nav = _spelt(
         config.nav or [], sorted(f.src_uri for f in files if f.is_documentation_page())
     )

@@ -25,7 +25,9 @@ NATURAL = Path(os.environ.get("EQUIPOISE_NATURAL", DATA / "natural"))
 loans), as Parquet. They are not part of the repository."""
 NUM_SPLITS = 10
 POOLED = "boosting, pooled"
-NETWORKS = {"fedavg": "mlp", "autopilot": "mlp", "linear": "linear"}
+NETWORKS = {"fedavg": "mlp", "autopilot": "mlp", "linear": "linear", "autopilot, linear": "linear"}
+FAMILIES = ("autopilot, linear", "autopilot", "fedtrees")
+"""What `--model auto` chooses from, the simplest first."""
 METHODS = (POOLED, "fedtrees", "local", *NETWORKS)
 
 FLIGHTS = "dep_time,dep_delay,arr_time,air_time"
@@ -34,15 +36,6 @@ PAID = (
     "paid_late_fees,loan_status,issue_month"
 )
 FILES: dict[str, dict[str, Any]] = {
-    "airlines": {
-        "data": DATA / "tables" / "nycflights13_sample.parquet",
-        "client_column": "carrier",
-        "target": "arr_delay > 15",
-        "ignore_columns": FLIGHTS,
-        "small_clients": "drop",
-        "min_rows": 100,
-        "metric": "auc",
-    },
     "heart": {
         "data": DATA / "tables" / "heart_disease.csv",
         "client_column": "hospital",
@@ -95,6 +88,15 @@ FILES: dict[str, dict[str, Any]] = {
         "min_rows": 30,
         "metric": "rmse",
     },
+    "airlines": {
+        "data": DATA / "tables" / "nycflights13_sample.parquet",
+        "client_column": "carrier",
+        "target": "arr_delay > 15",
+        "ignore_columns": FLIGHTS,
+        "small_clients": "drop",
+        "min_rows": 100,
+        "metric": "auc",
+    },
 }
 TREES = {"model": "trees", "eval_every": 1000}
 SGD = {"epochs": 1, "batch_size": 32, "lr": 0.05, "rounds": 30, "eval_every": 30}
@@ -108,7 +110,7 @@ def options(data: str, method: str, seed: int) -> dict[str, Any]:
         return {**given, **TREES, "method": method}
     if method == "local":
         return {**given, **TREES, "method": method, "rounds": 1}
-    name = "fedavg" if method == "linear" else method
+    name = "fedavg" if method == "linear" else method.split(",")[0]
     return {**given, **SGD, "method": name, "model": NETWORKS[method]}
 
 
@@ -142,10 +144,21 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             names.get(int(k), str(int(k))): _number(v)
             for k, v in zip(scored["client"], column, strict=True)
         }
+    found["val"] = _validation(done.logs, head)
     num_bytes = done.summary["bytes"]
     found["rounds"] = len(done.logs)
     found["megabytes"] = round((num_bytes["up"] + num_bytes["down"]) / 1e6, 2)
     return found
+
+
+def _validation(logs: list[dict[str, Any]], head: str) -> float | None:
+    """Return the last score by which `--model auto` chooses: of the global and personal models."""
+    last: float | None = None
+    for log in logs:
+        if log.get("val"):
+            scores = [log["val"].get(side) or {} for side in ("global", "personal")]
+            last = fmean(score[head] for score in scores if score.get(head) is not None)
+    return last
 
 
 def _number(value: float) -> float | None:
@@ -164,6 +177,7 @@ ROWS = (
     ("autopilot (MLP)", "autopilot", "personal"),
     ("FedAvg (MLP)", "fedavg", "received"),
     ("FedAvg (linear)", "linear", "received"),
+    ("autopilot (linear)", "autopilot, linear", "personal"),
 )
 
 

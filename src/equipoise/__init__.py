@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __al
     from equipoise import methods
     from equipoise.api import callbacks
     from equipoise.api.inputs import private, robust, secure
+    from equipoise.api.pretrained import Pretrained, load
     from equipoise.api.results import Chosen, Comparison, Newcomer, Run, compare
     from equipoise.api.run import open, open_choice, run
     from equipoise.api.task import Task
@@ -53,6 +54,7 @@ __all__ = [
     "Newcomer",
     "Params",
     "Pool",
+    "Pretrained",
     "ProximalTerm",
     "Run",
     "Scheduled",
@@ -69,6 +71,7 @@ __all__ = [
     "cosine",
     "equal_weights",
     "linear",
+    "load",
     "merge_sent_blocks",
     "methods",
     "open",
@@ -85,6 +88,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "equipoise.api.results": ("Chosen", "Comparison", "Newcomer", "Run", "compare"),
+    "equipoise.api.pretrained": ("Pretrained", "load"),
     "equipoise.api.inputs": ("private", "robust", "secure"),
     "equipoise.api.run": ("open", "open_choice", "run"),
     "equipoise.api.task": ("Task",),

@@ -115,5 +115,8 @@ def test_optuna_reads_the_search(tmp_path):
 
 
 def test_a_wrong_option_is_said_at_the_first_trial(tmp_path, capsys):
-    assert main(["tune", "--methods", "fedavg", "--data", str(tmp_path), "--out", "x"]) == 2
+    data = tmp_path / "data"
+    data.mkdir()
+    out = str(tmp_path / "tune")
+    assert main(["tune", "--methods", "fedavg", "--data", str(data), "--out", out]) == 2
     assert "holds no CSV or Parquet files" in capsys.readouterr().err

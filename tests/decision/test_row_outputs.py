@@ -12,8 +12,10 @@ from equipoise.experiment.row_outputs import (
     concatenate,
     only_class,
     resample,
+    site_scores,
     wilson_interval,
 )
+from equipoise.training.objectives import objective_of
 from equipoise.utils import serialization
 
 TWO = Target(name="ill", classes=("no", "yes"))
@@ -133,3 +135,24 @@ def test_written_and_read_again(tmp_path: Path) -> None:
     assert again.has_rows_of(found)
     assert torch.equal(again.outputs["m"], found.outputs["m"])
     assert not again.has_rows_of(rows([0, 1], [1, 1], m=says(0, 1)))
+
+
+def test_log_risks_of_folds_are_ranked_after_centring() -> None:
+    """Two folds order their rows rightly; the second model adds 5 to every risk."""
+    target = Target(kind="survival", name="time")
+    rows = np.arange(2)
+    none = np.zeros(2, np.int64)
+    risk = torch.tensor([[1.0], [-1.0]])
+    early = torch.tensor([[1.0, 1.0], [3.0, 1.0]])
+    parts = [
+        RowOutputs(("a",), none, rows, early, {"m": risk}),
+        RowOutputs(("a",), none, rows + 2, early + 0.5, {"m": risk + 5}),
+    ]
+    whole = site_scores(concatenate(parts), objective_of(target), "m", "concordance")
+    # Events at 1, 1.5, 3, 3.5 with risks 1, 6, -1, 4: pairs (1, 1.5), (1, 3.5), (3, 3.5) are wrong.
+    assert whole.tolist() == [0.5]
+    centred = concatenate([part.centred_by_site() for part in parts])
+    assert centred.outputs["m"].flatten().tolist() == [1, -1, 1, -1]
+    # The two pairs of equal risks count one half.
+    found = site_scores(centred, objective_of(target), "m", "concordance")
+    assert found.tolist() == [pytest.approx(5 / 6)]

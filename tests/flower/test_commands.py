@@ -305,3 +305,21 @@ def test_the_proxy_refuses_paths_that_mean_another_one_and_bodies_that_are_too_l
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["--nodes", "1"], "nodes is 1: must be from 2 to 20"),
+        (["--minutes", "0"], "minutes is 0.0: must be a number above 0"),
+        (["--out", "FULL"], "is not empty: choose another --out"),
+        (["--nods", "3"], "unknown argument '--nods'"),
+    ],
+)
+def test_a_wrong_rehearsal_is_refused_before_anything_starts(
+    given: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    given = [str(tmp_path) if text == "FULL" else text for text in given]
+    assert main(["flower", "rehearse", *given]) == 2
+    assert reason in capsys.readouterr().err

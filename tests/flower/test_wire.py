@@ -135,7 +135,8 @@ def test_waiting_for_clients_ends_too(clock: Clock) -> None:
         (to_record(codec.encode({}, {"error": "disk full"})), "disk full"),
         (to_record(b"x" * 5000), "at most 4096"),
         (RecordDict(), "the message has no content"),
-        (SimpleNamespace(code=3, reason="no such app"), "error 3: no such app"),
+        (SimpleNamespace(code=1, reason="no such app"), "error 1: no such app"),
+        (SimpleNamespace(code=3, reason="it may have expired"), "no reply in time"),
     ],
 )
 def test_an_introduction_that_is_none_leaves_the_node_out(

@@ -55,10 +55,11 @@ class Fleet:
         )
 
     def node(
-        self, client: int, *more: str, data: str = "", name: str = ""
+        self, client: int, *more: str, data: str = "", name: str = "", role: str = "train"
     ) -> subprocess.Popen[bytes]:
         """``client``: who it says it is."""
         about = f'client-id={client} state-dir="{self.folder}/client-{client}" data="{data}"'
+        about += f' role="{role}"'
         port = str(free_port())
         command = [
             "equipoise",

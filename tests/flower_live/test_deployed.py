@@ -211,8 +211,17 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
         "rounds": 2,
     }
     project.write_app(app, {**given, "metric": "auc", "time_limit": 90.0, "wait": 120.0})
-    open_fleet.submit(app)
-    wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
+    write_rows(tmp_path / "guest", "test")  # no training rows
+    open_fleet.node(9, data=str(tmp_path / "guest"), role="validate")
+    run = open_fleet.submit(app)
+    wait_until(lambda: open_fleet.status(run).startswith("finished"), RUN, "the run ends")
+    open_fleet.kill("node-9")
+    folder = RunFolder(app / "run")
+    assert folder.read_table(folder.validation)["rows"] == [50]
+    assert all(value == value for value in folder.read_table(folder.clients)["gain_over_own"])
+    said = (app / "run" / "progress.log").read_text()
+    assert "validate node 9 (validate): the global model has auc" in said
+    assert "training alone" in said
     config = ExperimentConfig.from_options(given).task_config
     told = {
         f"client {k}": summarise_site(open_fleet.folder.parent / f"rows-{k}", str(k), config)

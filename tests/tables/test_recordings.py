@@ -145,3 +145,12 @@ def test_exercises_of_a_watch() -> None:
     assert task.info.class_names[:2] == ("PEN", "ABD")
     with pytest.raises(UsageError, match="no array 'exercize'"):
         build_task(ExperimentConfig.from_options({**given, "target": "exercize"}))
+
+
+def test_weight_decay_of_tables_is_not_that_of_recordings() -> None:
+    """It was chosen on tables; who gives it has it in both."""
+    for data, wanted in (("a.csv", 0.01), ("a.npz", 0.0)):
+        settings = ExperimentConfig.from_options({"task": "tables", "data": data})
+        assert settings.training.weight_decay == wanted
+    given = {"task": "tables", "data": "a.npz", "weight_decay": 0.5}
+    assert ExperimentConfig.from_options(given).training.weight_decay == 0.5

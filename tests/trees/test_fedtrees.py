@@ -396,6 +396,34 @@ def test_a_lying_client_is_named_and_left_out(attack):
     assert all(len(log.rejected) == 1 for log in grown)
 
 
+def test_only_new_trees_are_sent():
+    """A client that replied before gets the growing tree; one that was away gets all trees."""
+    task = make_task(tree_patience=0)
+    method = FedTrees()
+    everybody = torch.arange(4)
+    params = task.init_params(0)
+    state = method.init_server(task, params)
+    for round in range(1, 12):
+        server = Server(task, task.info.training, params, state, 0, round, 100)
+        message, state = method.distribute(server, everybody)
+        stage, tree = params["progress"][[STAGE, TREE]].long().tolist()
+        rows = message.sent_rows["value"].tolist()
+        columns = message.sent_rows["edges"][:, 0].tolist()
+        if stage < 2:
+            assert rows == [[0, 0]] * 4
+        elif round == 3:
+            assert rows == [[0, 1]] * 4
+            assert columns == [0] * 4
+        elif round == 7:  # client 1 did not reply in round 6
+            assert rows == [[1, 2], [0, 2], [1, 2], [1, 2]]
+            assert columns == [3, 0, 3, 3]
+        else:
+            assert columns == [3] * 4
+            assert rows in ([[tree, tree + 1]] * 4, [[tree - 1, tree + 1]] * 4)
+        ids = everybody[everybody != 1] if round == 6 else everybody
+        params, state = one_round(task, method, params, state, round, ids)
+
+
 def test_sites_that_are_apart_grow_the_same_trees(tmp_path):
     """Nodes that answer messages give the bits of a simulation."""
     task = make_task()
@@ -409,8 +437,10 @@ def test_sites_that_are_apart_grow_the_same_trees(tmp_path):
 
     schedule = RoundLoopConfig(loop.schedule.num_rounds, 0, 1.0, "loop", 4, True)
     remote = FederatedSimulation(method, task, task.info.training, schedule, make)
-    for log in run(remote):
-        assert not log.absent
+    remote_logs = run(remote)
+    for mine, theirs in zip(remote_logs, logs, strict=True):
+        assert not mine.absent
+        assert mine.bytes == theirs.bytes
     assert remote.rounds_done == len(logs)
     assert largest_difference(loop.params, remote.params) == 0
 

@@ -24,6 +24,8 @@ TABLES = Path(__file__).parents[3] / "shared" / "data" / "tables"
 MAX_DIFFERENCE = 0.003
 OPTIONS = TreeOptions(trees=60, tree_bins=255)
 SEEDS = 5
+HEART_SEEDS = 12
+"""The smallest table: 300 test rows move by more than 0.003 by chance."""
 
 
 def ours(x, y, new, objective=None):
@@ -112,11 +114,11 @@ def made():
 
 @pytest.mark.parametrize("table", [flights, heart, cancer, digits, made])
 def test_auc_is_that_of_the_others(table):
-    """Mean over five splits: one split of 300 test rows moves by more than 0.003 by chance."""
+    """Mean over splits: one split moves by more than 0.003 by chance."""
     x, y = (np.asarray(part) for part in table())
     x, y = x.astype(np.float64), y.astype(np.int64)
     scores = {"ours": [], "lightgbm": [], "scikit-learn": []}
-    for seed in range(SEEDS):
+    for seed in range(HEART_SEEDS if table is heart else SEEDS):
         order = np.random.default_rng(seed).permutation(len(x))
         train, test = order[: 2 * len(x) // 3], order[2 * len(x) // 3 :]
         standard = (x - np.nanmean(x, 0)) / np.nanstd(x, 0)
@@ -135,10 +137,15 @@ def test_auc_is_that_of_the_others(table):
 def test_regression_error_is_that_of_lightgbm():
     x, _ = made()
     filled = np.nan_to_num(x, nan=-1.0)
-    noise = np.random.default_rng(1).normal(size=len(x))
-    y = filled[:, 0] * filled[:, 1] + np.sin(3 * filled[:, 2]) + 0.3 * noise
-    train, test = slice(0, 3000), slice(3000, None)
-    mine = ours(x[train], y[train], x[test], RegressionBoosting(0.0, 1.0))
-    theirs = of_lightgbm(x[train], y[train], x[test], "regression")
-    error, reference = (np.sqrt(np.mean((out - y[test]) ** 2)) for out in (mine, theirs))
-    assert error == pytest.approx(reference, rel=0.02)
+    errors = {"ours": [], "lightgbm": []}
+    for seed in range(SEEDS):
+        random = np.random.default_rng(seed)
+        noise = random.normal(size=len(x))
+        y = filled[:, 0] * filled[:, 1] + np.sin(3 * filled[:, 2]) + 0.3 * noise
+        order = random.permutation(len(x))
+        train, test = order[:3000], order[3000:]
+        mine = ours(x[train], y[train], x[test], RegressionBoosting(0.0, 1.0))
+        theirs = of_lightgbm(x[train], y[train], x[test], "regression")
+        for name, found in (("ours", mine), ("lightgbm", theirs)):
+            errors[name].append(np.sqrt(np.mean((found - y[test]) ** 2)))
+    assert np.mean(errors["ours"]) == pytest.approx(np.mean(errors["lightgbm"]), rel=0.02)

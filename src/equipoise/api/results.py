@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -29,6 +30,7 @@ from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
 from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
+from equipoise.experiment import pretrained
 from equipoise.experiment.adapt import DEFAULT_NAME, adapt_folder, default_folder
 from equipoise.experiment.certificate import certify_run
 from equipoise.experiment.choose import choice_sentences
@@ -192,7 +194,7 @@ class Run:
             number = self._number(client)
             return _predict_sites(self._site_models(), rows, number, "", probabilities, horizon)
         predictor = self._predictor(client)
-        return _predicted(predictor.card, predictor.outputs(rows), rows, probabilities)
+        return as_predictions(predictor.card, predictor.outputs(rows), rows, probabilities)
 
     def evaluate(
         self,
@@ -343,6 +345,61 @@ class Run:
         return exporting.export(
             self.folder, self._number(client), forms[path.suffix], path, settings
         )[0]
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        license: str = "",
+        consent: Sequence[str] = (),
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the models as a folder that others load with :func:`equipoise.load`.
+
+        The folder has a model card with data shapes, scores with intervals, method and privacy
+        spent. It names no client, and has no personal model, without consent.
+
+        Args:
+            folder: Folder to write.
+            license: Licence of the models, such as ``apache-2.0``.
+            consent: Clients that agreed to be named and to share their personal models.
+            overwrite: Whether to replace an earlier folder of this kind.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: If the run has no model that can travel, or a client is unknown.
+        """
+        return pretrained.save_pretrained(
+            self.folder, Path(folder), license=license, consent=consent, overwrite=overwrite
+        )
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        license: str = "",
+        consent: Sequence[str] = (),
+        private: bool = True,
+    ) -> str:
+        """Upload what :meth:`save_pretrained` writes to the Hugging Face hub (extra ``hub``).
+
+        Args:
+            repository: Name of the repository, such as ``hospital/heart``.
+            license: Licence of the models.
+            consent: Clients that agreed to be named and to share their personal models.
+            private: Whether a new repository is private.
+
+        Returns:
+            Address of the model.
+
+        Raises:
+            UsageError: If the extra is not installed, or the hub refuses.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            saved = self.save_pretrained(Path(folder) / "model", license=license, consent=consent)
+            return pretrained.push_to_hub(saved, repository, private)
 
     @property
     def _folder(self) -> RunFolder:
@@ -518,11 +575,21 @@ def _predict_sites(
     found = predict_rows(models, table, client, client_column, horizon)
     if horizon is not None:
         return in_kind_of(rows, np.asarray(found.columns[horizon_column(horizon)]))
-    return _predicted(models.card, found.outputs, rows, probabilities)
+    return as_predictions(models.card, found.outputs, rows, probabilities)
 
 
-def _predicted(card: Card, outputs: Tensor, rows: object, probabilities: bool) -> Predictions:
-    """Return predictions as users expect them: classes, values or risks, in the kind of frame."""
+def as_predictions(card: Card, outputs: Tensor, rows: object, probabilities: bool) -> Predictions:
+    """Return predictions as users expect them: classes, values or risks, in the kind of frame.
+
+    Args:
+        card: Card of the model.
+        outputs: Outputs ``[rows, outputs]`` of its network.
+        rows: The rows as they were given.
+        probabilities: Whether to return class probabilities.
+
+    Raises:
+        UsageError: If the model has no probabilities.
+    """
     target = card.target
     if target.kind != "classification":
         if probabilities:

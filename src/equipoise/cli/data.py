@@ -47,10 +47,7 @@ def _describe(arguments: list[str]) -> int:
         arguments = ["--task", "tables", *arguments]
     values, given = parse_run_options(parser, arguments)
     settings = ExperimentConfig.from_options(given)
-    if (
-        isinstance(settings.task_config, TablesConfig)
-        and settings.task_config.path.suffix != ".npz"
-    ):
+    if isinstance(settings.task_config, TablesConfig) and not settings.task_config.has_recordings:
         return _describe_tables(settings, given, values["json"])
     from equipoise.experiment.runner import build_task
     from equipoise.report.data_description import describe_task, task_text

@@ -39,6 +39,7 @@ def flower(arguments: list[str]) -> int:
         "proxy": _proxy,
         "doctor": _doctor,
         "dry-run": _dry_run,
+        "rehearse": _rehearse,
     }
     return run_subcommand("flower", about, subcommands, arguments)
 
@@ -249,3 +250,29 @@ def _dry_run(arguments: list[str]) -> int:
     for line in describe_egress(Path(values.folder), values.client, values.data, rules):
         print(line)
     return 0
+
+
+def _rehearse(arguments: list[str]) -> int:
+    """Rehearse a deployment with accidents on this machine; return 1 if one was not survived."""
+    about = (
+        "Start a server, a proxy and nodes on this machine, and see what a run survives: delay and "
+        "loss, a partition, a killed node, a killed server app, a killed SuperLink. Nodes have "
+        "network namespaces where this user may make them. Everything is ended afterwards. Exit "
+        "code 1 if something was not survived."
+    )
+    parser = Parser("flower rehearse", about)
+    parser.add_argument("--nodes", type=int, default=3, help="number of nodes (default: 3)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="when it is given up (default: 10)"
+    )
+    parser.add_argument(
+        "--out", default="", help="folder for logs and the run (default: a temporary one)"
+    )
+    values = parser.parse(arguments)
+    from equipoise.flower.rehearsal import RehearsalConfig, rehearse
+
+    config = RehearsalConfig(values.nodes, values.minutes, values.out)
+    config.check()
+    needs_flower()
+    accidents = rehearse(config, lambda line: print(line, flush=True))
+    return int(not all(accident.survived for accident in accidents))

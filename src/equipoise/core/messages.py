@@ -75,6 +75,8 @@ class ServerMessage:
         hparams: The server's proposal for epochs and rate; None for the configured ones.
         broadcast: What a method sends to all clients (SCAFFOLD's c).
         per_client: What a method sends to each client, leading axis `[K]`.
+        sent_rows: First and last (excluded) row that is sent of some parameters, `[K, 2]`. A client
+            has the rows before from its last accepted round; those after are as at the start.
     """
 
     params: Params
@@ -82,6 +84,7 @@ class ServerMessage:
     hparams: LocalHParams | None = None
     broadcast: State = field(default_factory=dict)
     per_client: State = field(default_factory=dict)
+    sent_rows: Params = field(default_factory=dict)
 
     def for_clients(self, which: int | slice | Tensor) -> ServerMessage:
         """Return the message to one client, or to some clients.
@@ -98,6 +101,7 @@ class ServerMessage:
             sent_blocks=sent_blocks,
             hparams=None if self.hparams is None else index(self.hparams, which),
             per_client=index(self.per_client, which),
+            sent_rows=index(self.sent_rows, which),
         )
 
     def vmap_axes(self) -> ServerMessage:
@@ -110,7 +114,12 @@ class ServerMessage:
         }
         train = None if self.hparams is None else own(self.hparams)
         return ServerMessage(
-            shared(self.params), sent, train, shared(self.broadcast), own(self.per_client)
+            shared(self.params),
+            sent,
+            train,
+            shared(self.broadcast),
+            own(self.per_client),
+            own(self.sent_rows),
         )
 
 

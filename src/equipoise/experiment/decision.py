@@ -249,7 +249,10 @@ def _outputs_by_seed(
             continue
         sites = tuple(run.read_names().values()) or card.clients
         rows = RowOutputs.from_tensors(run.outputs(split).read_tensors(), sites).renamed(names)
-        by_seed.setdefault(int(run.read_config()["seed"]), []).append(rows)
+        config = run.read_config()
+        if config.get("folds") and card.target.kind == "survival":
+            rows = rows.centred_by_site()
+        by_seed.setdefault(int(config["seed"]), []).append(rows)
     return {seed: concatenate(parts) for seed, parts in by_seed.items()}
 
 

@@ -23,7 +23,6 @@ from equipoise.data.time_series import WindowTransform, read_steps, steps_from_a
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
-from equipoise.records.manifest import CheckedFile
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
@@ -59,7 +58,10 @@ class Predictor:
             The predictor, whose network has no trained weights.
         """
         module, card = network_of(folder, settings)
-        preprocessor = _preprocessor(folder.preparation) if folder.preparation.exists() else None
+        preprocessor = None
+        if folder.preparation.exists():
+            text = folder.preparation.read_text()
+            preprocessor = parse_preprocessor(text, f"'{folder.preparation}'")
         known: frozenset[str] = frozenset()
         config = folder.read_config()
         texts = (
@@ -217,14 +219,21 @@ def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
     return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
-def _preprocessor(file: CheckedFile) -> Preprocessor | WindowTransform:
-    """Read how raw rows of tables, or recordings, become inputs."""
-    text = file.read_text()
+def parse_preprocessor(text: str, source: str) -> Preprocessor | WindowTransform:
+    """Read how raw rows of tables, or recordings, become inputs.
+
+    Args:
+        text: Content of ``preparation.json``.
+        source: Name of the file in errors.
+
+    Raises:
+        UsageError: If the text is damaged.
+    """
     try:
         kind = json.loads(text)["type"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"'{file}' cannot be read: {error}") from error
+        raise UsageError(f"{source} cannot be read: {error}") from error
     record_type: type[Preprocessor | WindowTransform] = (
         WindowTransform if kind == WindowTransform.__name__ else Preprocessor
     )
-    return record_type.from_json(text, f"'{file}'")
+    return record_type.from_json(text, source)

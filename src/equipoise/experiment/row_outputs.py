@@ -82,6 +82,20 @@ class RowOutputs:
             and torch.equal(self.y, other.y)
         )
 
+    def centred_by_site(self) -> RowOutputs:
+        """Return outputs with mean 0 at each site.
+
+        A log risk is known up to a constant, which differs between models. The models of several
+        folds can be ranked together at a site only after this.
+        """
+        outputs = {name: values.clone() for name, values in self.outputs.items()}
+        for site in range(len(self.sites)):
+            own = torch.from_numpy(self.site == site)
+            if bool(own.any()):
+                for values in outputs.values():
+                    values[own] -= values[own].mean(0)
+        return RowOutputs(self.sites, self.site, self.row, self.y, outputs)
+
     def fill(self, path: Path) -> None:
         """Write everything but the names of the sites to a safetensors file."""
         tensors = {"site": torch.from_numpy(self.site), "row": torch.from_numpy(self.row)}

@@ -180,7 +180,7 @@ def search_space(
     Returns:
         Bounds by option.
     """
-    usual = base.task_spec.training
+    usual = base.task_spec.default_training(base.task_config)
     known = options(method, base.task_spec)
     ranges: dict[str, tuple[float, float]] = {
         "lr": (usual.lr / 10, usual.lr * 3),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equipoise.clock.config import ClockConfig
 from equipoise.core import ClientResult, ClientState, Params, ServerMessage, State
-from equipoise.flower.codec import InvalidMessage
+from equipoise.flower.codec import NO_REPLY, InvalidMessage
 from equipoise.flower.remote_executor import RemoteExecutor, Wire
 from equipoise.simulation.clock import InFlightBatch, as_deltas, merge_stale_updates
 from equipoise.simulation.executors import CohortResults, RoundReplies
@@ -124,7 +124,7 @@ class AsyncRemoteExecutor(RemoteExecutor):
             late = [client for client, one in self._in_flight.items() if one.until <= now]
             for client in late:
                 del self._in_flight[client]
-                absent[client] = "no reply in time"
+                absent[client] = NO_REPLY
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
         began = sorted({start for start, _ in arrived.values()})

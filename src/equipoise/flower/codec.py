@@ -17,6 +17,8 @@ from equipoise.utils import serialization
 
 Metadata = dict[str, Any]
 """Plain JSON values."""
+NO_REPLY = "no reply in time"
+"""Reason of a client that did not answer within the limit."""
 
 
 class InvalidMessage(Exception):
@@ -87,7 +89,7 @@ def decode_reply(
         InvalidMessage: If it is malformed, reports an error, or answers another message.
     """
     if not isinstance(answer, bytes):
-        raise NoReply(answer or "no reply in time")
+        raise NoReply(answer or NO_REPLY)
     tree, metadata = decode(answer, limit)
     if "error" in metadata:
         is_unprepared = metadata.get("unprepared") is True

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import msgspec
 import torch
+from torch import Tensor
 
 from equipoise import __version__
 from equipoise.core import (
@@ -307,7 +308,8 @@ class Node:
                     self.method, self.task, self.id.reshape(1), initial, keeps_local=True
                 )
                 before = index(states, 0)
-            message = decode_message(tree, metadata, initial, self.task.info.blocks)
+            known = before.local_params if accepted_round and not is_lost else None
+            message = decode_message(tree, metadata, initial, self.task.info.blocks, known)
             splits = () if settings.privacy.has_noise else _splits(metadata)
             result = executor.run_client(round, splits, self.id, message, before)
         result = strip_unprotected(self.method, result)
@@ -384,7 +386,7 @@ def encode_error(error: Exception) -> bytes:
 
 
 def encode_message(message: ServerMessage, blocks: Blocks, metadata: Metadata) -> bytes:
-    """Encode one client's message, with only the blocks that are sent to this client."""
+    """Encode one client's message, with only the blocks and rows that are sent to this client."""
     sent = {block: bool(value) for block, value in message.sent_blocks.items()}
     params = {
         name: message.params[name]
@@ -392,9 +394,36 @@ def encode_message(message: ServerMessage, blocks: Blocks, metadata: Metadata) -
         if sent[block]
         for name in names
     }
+    for name, rows in message.sent_rows.items():
+        if name in params:
+            params[name] = params[name][int(rows[0]) : int(rows[1])]
     return codec.encode(
         to_dict(replace(message, params=params, sent_blocks={})), {**metadata, "sent": sent}
     )
+
+
+def _with_known_rows(
+    name: str, sent: Tensor, rows: Tensor, initial: Tensor, local_params: Params | None
+) -> Tensor:
+    """Return a whole parameter of which some rows were sent.
+
+    Args:
+        name: Name of the parameter.
+        sent: The rows that were sent.
+        rows: First and last (excluded) of them `[2]`.
+        initial: The parameter at the start of the run.
+        local_params: The client's model of its last accepted round; None if it has none.
+    """
+    codec.check_like(rows, torch.zeros(2, dtype=torch.int64), "message/sent_rows")
+    first, last = rows.tolist()
+    if not 0 <= first <= last <= len(initial):
+        raise InvalidMessage(f"the message sends rows {first} to {last} of '{name}'")
+    codec.check_like(sent, initial[first:last], f"message/{name}")
+    if not first:
+        return torch.cat([sent, initial[last:]])
+    if local_params is None:
+        raise InvalidMessage(f"this client lost the first rows of '{name}': all must be sent")
+    return torch.cat([local_params[name][:first], sent, initial[last:]])
 
 
 def _splits(metadata: Metadata) -> tuple[str, ...]:
@@ -405,13 +434,26 @@ def _splits(metadata: Metadata) -> tuple[str, ...]:
     return tuple(splits)
 
 
-def decode_message(tree: State, metadata: Metadata, model: Params, blocks: Blocks) -> ServerMessage:
+def decode_message(
+    tree: State,
+    metadata: Metadata,
+    model: Params,
+    blocks: Blocks,
+    local_params: Params | None = None,
+) -> ServerMessage:
     """Decode one client's message.
 
     Blocks that were not sent are NaN, so that no method can use them unnoticed.
 
+    Args:
+        tree: Tensors of the message.
+        metadata: Metadata of the message.
+        model: The model at the start of the run.
+        blocks: Blocks of the model.
+        local_params: The client's model of its last accepted round; None if it has none.
+
     Raises:
-        InvalidMessage: If the message does not fit the model.
+        InvalidMessage: If the message does not fit the model, or needs a model that was lost.
     """
     try:
         down = from_dict(ServerMessage, tree)
@@ -420,6 +462,10 @@ def decode_message(tree: State, metadata: Metadata, model: Params, blocks: Block
     unknown = sorted(down.params.keys() - model.keys())
     if unknown:
         raise InvalidMessage(f"the message has an unknown parameter '{unknown[0]}'")
+    for name in down.params.keys() & down.sent_rows.keys():
+        down.params[name] = _with_known_rows(
+            name, down.params[name], down.sent_rows[name], model[name], local_params
+        )
     codec.check_like(down.params, {name: model[name] for name in down.params}, "message")
     nothing = {
         name: torch.full_like(value, torch.nan)

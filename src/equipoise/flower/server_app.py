@@ -128,13 +128,12 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     )
     if executors:  # else the run was finished before
         info = executors[-1].task.info
-        names = wire(info.num_clients).names
-        for line in describe_clients(RunFolder(out), info.metric, names):
+        connection = wire(info.num_clients)
+        for line in describe_clients(RunFolder(out), info.metric, connection.names):
             say(line)
-        wire_ = wire(info.num_clients)
         run_id = executors[-1].run_id
         limit = deployment.time_limit
-        for line in offer_model(wire_, RunFolder(out), run_id, info.metric, limit):
+        for line in offer_model(connection, RunFolder(out), run_id, info.metric, limit):
             say(line)
         folder = f"<state-dir>/{run_id}/client-<number>"
         say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.flower import codec
 from equipoise.flower.audit import AuditLog
-from equipoise.flower.codec import InvalidMessage
+from equipoise.flower.codec import NO_REPLY, InvalidMessage
 from equipoise.flower.config import MAX_NAME_LENGTH, ROLES
 from equipoise.flower.guests import Guest
 
@@ -236,6 +237,8 @@ class GridWire:
     def _content(reply: Message) -> bytes | str:
         """Return the content of a reply, or why it has none."""
         if reply.has_error():
+            if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:  # its time to live is over
+                return NO_REPLY
             return f"Flower reports error {reply.error.code}: {reply.error.reason}"[:500]
         try:
             return from_record(reply.content)

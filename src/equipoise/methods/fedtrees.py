@@ -43,6 +43,7 @@ from equipoise.trees.ensemble import (
     OWN_NAMES,
     STAGE,
     TREE,
+    TREE_NAMES,
     Trees,
     asked_nodes,
 )
@@ -55,8 +56,10 @@ if TYPE_CHECKING:
     from equipoise.trees.growth import Growth
 
 AUTO = "auto"
-COMPLETE = "complete"
-"""Sent when the common trees are complete: clients grow their own."""
+GROWING = "growing"
+"""Sent until the common trees are complete: clients need not look for own ones."""
+NOTHING = -1
+"""In `held`: the client has neither bins nor trees."""
 NO_PARENTS = torch.zeros(1, dtype=torch.float64)
 """State of a level whose sums are all asked for."""
 MAX_SUM = 2.0**33
@@ -149,7 +152,7 @@ class FedTrees(Method):
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Add own trees, if the common ones are complete."""
-        if COMPLETE not in client.message.broadcast:
+        if GROWING in client.message.broadcast:
             return client.start, client.state
         asked = torch.full_like(client.id, self._num_personal)
         own = client.fit(client.start, aux={"own_trees": asked})
@@ -158,7 +161,7 @@ class FedTrees(Method):
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Send counts of values, or sums of gradients of the open nodes."""
         aux = {"statistics": torch.ones_like(client.id), **client.message.broadcast}
-        aux.pop(COMPLETE, None)
+        aux.pop(GROWING, None)
         return ClientUpdate({}, client.fit(client.start, aux=aux)), client.state
 
     # --- server -----------------------------------------------------------------------------
@@ -175,7 +178,7 @@ class FedTrees(Method):
             "replied": nobody,
             "members": nobody.clone(),
             "changed": torch.zeros(2, dtype=torch.bool),
-            "held": torch.full((task.info.num_clients,), -1),
+            "held": torch.full((task.info.num_clients,), NOTHING),
         }
 
     def select_clients(self, server: Server) -> tuple[Tensor, State]:
@@ -190,15 +193,25 @@ class FedTrees(Method):
         return torch.from_numpy(ids), server.state
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        """Send the common trees, and the grid while bins are agreed on."""
+        """Send the trees that a client lacks, and the grid while bins are agreed on."""
         message, state = super().distribute(server, ids)
         stage = int(server.params["progress"][STAGE])
+        num_trees = int(server.params["progress"][TREE])
+        last = min(num_trees + (stage == interface.GROW), len(server.params["value"]))
+        held = state["held"][ids]
+        first = held.clamp(0, num_trees)
+        sent_rows = dict.fromkeys(TREE_NAMES, torch.stack([first, torch.full_like(first, last)], 1))
+        num_columns = len(server.params["edges"])
+        first = torch.where(held >= 0, num_columns, 0)
+        sent_rows["edges"] = torch.stack([first, torch.full_like(first, num_columns)], 1)
+        # Who does not reply may have lost everything.
+        state = {**state, "held": state["held"].index_fill(0, ids, NOTHING)}
         broadcast: State = {}
         if stage in interface.BIN_STAGES:
             broadcast["grid"] = state["grid"]
-        if stage >= interface.OWN_TREES:
-            broadcast[COMPLETE] = torch.ones(1)
-        return replace(message, broadcast=broadcast), state
+        if stage < interface.OWN_TREES:
+            broadcast[GROWING] = torch.ones(1)
+        return replace(message, broadcast=broadcast, sent_rows=sent_rows), state
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
@@ -206,7 +219,9 @@ class FedTrees(Method):
         """Return equal weights, which sums ignore; note who replied."""
         replied = torch.zeros_like(server.state["replied"])
         replied[ids] = True
-        held = torch.where(replied, int(server.params["progress"][TREE]), server.state["held"])
+        stage, num_trees = server.params["progress"][[STAGE, TREE]].long().tolist()
+        has = num_trees if stage >= interface.GROW else NOTHING
+        held = torch.where(replied, has, server.state["held"])
         return equal_weights(ids), {**server.state, "replied": replied, "held": held}
 
     def partial_sums(

@@ -23,7 +23,7 @@ KIND_TITLES = {
     "personal": "personal",
     "used": "as chosen",
 }
-MAX_PRINTED_SITES = 60
+MAX_PRINTED_SITES = 12  # those with most test rows; the verdict stays in sight
 
 
 def print_decision(
@@ -42,10 +42,13 @@ def print_decision(
     rows = [candidate_cells(decision, one) for one in decision.candidates]
     if rows:
         console.print(fit_table("", candidate_titles(decision), rows, console.width))
-    sites = [site_cells(decision, site) for site in decision.sites[:MAX_PRINTED_SITES]]
+    by_rows = sorted(decision.sites, key=lambda site: -site.test_rows)[:MAX_PRINTED_SITES]
+    names = {site.name for site in by_rows}
+    sites = [site_cells(decision, site) for site in decision.sites if site.name in names]
     console.print(fit_table("", site_titles(decision), sites, console.width))
-    if len(decision.sites) > MAX_PRINTED_SITES:
-        console.print(f"... and {len(decision.sites) - MAX_PRINTED_SITES} more sites")
+    num_hidden = len(decision.sites) - len(sites)
+    if num_hidden:
+        console.print(f"... and {num_hidden} more sites, with fewer test rows: see the report")
     if metrics:
         kinds = list(next(iter(metrics.values())))
         cells = [

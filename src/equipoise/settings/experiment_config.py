@@ -95,10 +95,13 @@ class ExperimentConfig:
         run = build(RunConfig, "run")
         privacy = build(PrivacyConfig, "privacy")
         timing = build(ClockConfig, "timing")
-        training = build(
-            lambda **changes: dataclasses.replace(task.training, **changes), "training"
-        )
         task_config = build(task.config, "task")
+        usual_training = task.training
+        if task_config is not None:
+            usual_training = task.default_training(task_config)
+        training = build(
+            lambda **changes: dataclasses.replace(usual_training, **changes), "training"
+        )
         method_config = build(method, "method")
         if (
             run is None

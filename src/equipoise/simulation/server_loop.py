@@ -883,15 +883,20 @@ def _download_bytes(
 ) -> Tensor:
     """Return the bytes `[K]` sent to each client; 0 for a client that could not be reached.
 
-    They are the blocks that are sent, what the method broadcasts or sends to each client, and the
-    proposed hyper-parameters.
+    They are the blocks, or rows of them, that are sent, what the method broadcasts or sends to each
+    client, and the proposed hyper-parameters.
     """
     common = tree_bytes(message.broadcast) + tree_bytes(message.per_client, stacked=True)
     if message.hparams is not None:
         common += tree_bytes(message.hparams, stacked=True)
     total = torch.full((len(client_ids),), common, dtype=torch.int64)
     for block, names in blocks.items():
-        size = tree_bytes({name: message.params[name] for name in names})
+        whole = {name: message.params[name] for name in names if name not in message.sent_rows}
+        size = torch.tensor(tree_bytes(whole))
+        for name in message.sent_rows.keys() & set(names):
+            value = message.params[name]
+            rows = message.sent_rows[name]
+            size = size + (rows[:, 1] - rows[:, 0]) * (value.nbytes // max(len(value), 1))
         total += size * torch.as_tensor(message.sent_blocks[block]).long()
     if results.unsent:
         total *= torch.tensor([client not in results.unsent for client in client_ids.tolist()])

@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from equipoise import __version__
+from equipoise.flower.codec import NO_REPLY
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import RunFolder
@@ -37,8 +38,6 @@ MAX_LISTED_CLIENTS = 500
 MAX_LINES = 200  # of the run's own lines
 MAX_AUDIT_BYTES = 2**26  # of a larger audit log the end is read
 RECENT_ROUNDS = 20  # from which the time left is estimated
-LATE = "no reply in time"
-"""Reason of a client that was asked and did not answer within the limit."""
 
 
 @dataclass
@@ -170,7 +169,7 @@ def count_replies(records: Sequence[RoundRecord], names: Mapping[int, str]) -> l
             line = found.setdefault(client, ClientLine(names.get(client) or f"client {client}"))
             if client in record.absent:
                 reason = record.absent[client]
-                is_late = reason == LATE
+                is_late = reason == NO_REPLY
                 line.late += is_late
                 line.absent += not is_late
                 line.note = f"round {record.round}: {reason}"

@@ -31,12 +31,22 @@ class TaskSpec:
     """Models that it takes, the default first; none where the task brings its own."""
     build: Callable[[Any, str, TrainingConfig, int], ExperimentTask]
     """``(config, model, training, seed) -> task``."""
+    training_of: Callable[[Any], TrainingConfig] | None = None
+    """From the task's options to its defaults of local training, if they depend on them."""
     patience: int = 0
     """Evaluations without a better validation score after which a run stops; 0 for never."""
     first_methods: tuple[str, ...] = ("fedavg", "local", "finetune")
     """Methods that a comparison runs unless others are named. A tie goes to the first of them."""
     in_python: bool = False
     """Whether it was made by the user's own Python code, and cannot be found again by its name."""
+
+    def default_training(self, config: Any) -> TrainingConfig:
+        """Return the defaults of local training.
+
+        Args:
+            config: Options of the task.
+        """
+        return self.training if self.training_of is None else self.training_of(config)
 
     @property
     def recorded_name(self) -> str:
