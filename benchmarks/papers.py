@@ -537,8 +537,8 @@ FEDPOLICY = Paper(
             "python -m benchmarks redistribution",
             cheaper_populations,
             "-",
-            "not reproduced: the default is FedAvg until the last fifth of the run; the first policies "
-            "needed fewer bytes",
+            "not reproduced: the default is FedAvg until the last fifth of the run; the first "
+            "policies needed fewer bytes",
         ),
         Claim(
             "Faster convergence",
