@@ -55,7 +55,7 @@ docs: $(SETUP)
 # Flower holds back packages that the rest is newer in, so it has an environment of its own.
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data,report]" pytest
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower-simulation,privacy,data,report,trees]" pytest
 	@touch .venv-flower/.installed
 
 # Debian's nginx, where it is missing and may be installed; without it the test of the proxy is skipped.

@@ -49,8 +49,8 @@ def both_customers(axes: Axes) -> None:
         colour = OURS if method in best else OTHERS
         axes.errorbar(
             *means[method],
-            xerr=stdev(x),
-            yerr=stdev(y),
+            xerr=stdev(x) if len(x) > 1 else None,
+            yerr=stdev(y) if len(y) > 1 else None,
             fmt="o",
             color=colour,
             markersize=4,
@@ -76,7 +76,7 @@ def both_customers(axes: Axes) -> None:
     axes.set(
         xlabel="the provider's model, accuracy %", ylabel="the clients' own models, accuracy %"
     )
-    axes.set_title("Both customers at once: Synthetic, 200 rounds, 3 seeds, defaults", fontsize=9)
+    axes.set_title("Both customers at once: Synthetic, 200 rounds, defaults", fontsize=9)
 
 
 def speed(axes: Axes) -> None:

@@ -163,6 +163,28 @@ def draws(rule: str) -> Kept:
     return {"eta": PAPER_RATE[rule], "steps": q_page.AT, "mdp_seeds": 20, "errors": rows}
 
 
+def mean_table(rule: str) -> Kept:
+    """Figure 3's error, the error of the mean of all simulations' tables, and the mean of Q - Q*.
+
+    The second one holds what is common to all simulations, the third one overestimation.
+    """
+    problem, eta = walkers(two_state(0)), PAPER_RATE[rule]
+    state = tabular_q.init_state(problem, 100, SEED, True)
+    errors, common, signed = [], [], []
+    for r in range(2000 // 50):
+        tabular_q.run_local_steps(problem, state, SEED, eta, 50)
+        tabular_q.synchronise(state, rule, eta, None)
+        if 50 * (r + 1) in q_page.AT:
+            middle = state.table.mean(axis=0, keepdims=True)
+            errors.append(float(tabular_q.normalised_errors(state.table, problem.mdp).mean()))
+            common.append(float(tabular_q.normalised_errors(middle, problem.mdp).mean()))
+            too_high = (middle - problem.mdp.q_star).mean()
+            signed.append(float((1 - problem.mdp.gamma) * too_high))
+    kept = {"errors": errors, "common": common, "signed": signed}
+    rounded = {name: [round(value, 5) for value in values] for name, values in kept.items()}
+    return {"eta": eta, **FULL, "steps": q_page.AT, **rounded}
+
+
 def tables(rule: str) -> Kept:
     """Figure 3 with one first table of each agent for all simulations: means and spreads over them,
     for 20 draws.
@@ -404,6 +426,7 @@ EXPERIMENTS: dict[str, Callable[..., Kept]] = {
     "bytes": communication, "het": heterogeneity, "coverage": partial_coverage,
     "straggler": straggler, "env": environment, "tables": tables, "synq": synq, "fades": fades,
     "period": period, "exponent": exponent, "overhead": overhead,
+    "mean-table": mean_table,
 }  # fmt: skip
 
 
@@ -426,6 +449,7 @@ def cells(results: Results) -> list[Cell]:
         found += of("slope", method=[method], K=(1, 2, 4, 8, 16, 32), T=(T,))
         found += of("slope", method=[method], K=(4,), T=[t for t in Ts if t != T])
     found += of("tables", rule=PAPER_RATE)
+    found += of("mean-table", rule=PAPER_RATE)
     found += of("synq", tau=q_page.SYNQ_TAUS)
     found += of("period", eta=q_page.PERIOD_RATES, tau=q_page.SYNQ_TAUS)
     for along, values in q_page.EXPONENTS.items():

@@ -87,6 +87,11 @@ def fig3(results: Results) -> list[str]:
                 ),
             ]
         )
+    for r in results.where(experiment="mean-table"):
+        label = f"{r['rule']}, η = {r['eta']:g}: error of the mean table of all simulations"
+        rows.append([label, *(f"{value:.3f}" for value in r["common"])])
+        label = f"{r['rule']}, η = {r['eta']:g}: mean of (1 - γ) (Q - Q*), with its sign"
+        rows.append([label, *(f"{value:+.3f}" for value in r["signed"])])
     return table(["rule", *(f"T = {t}" for t in AT)], rows)
 
 

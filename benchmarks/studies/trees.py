@@ -219,6 +219,35 @@ def gains(results: Results) -> list[str]:
     return table(["table", "clients", "fedtrees", "fedtrees + own trees"], rows)
 
 
+def auto(results: Results) -> list[str]:
+    """The family that `--model auto` takes, by validation, beside the best one on test rows."""
+    rows = []
+    for data, file in FILES.items():
+        sign = 1.0 if higher_is_better(file["metric"]) else -1.0
+        taken: list[str] = []
+        test: dict[str, list[float]] = {family: [] for family in (*FAMILIES, "auto")}
+        for seed in range(NUM_SPLITS):
+            runs = {f: results.where(data=data, method=f, seed=seed) for f in FAMILIES}
+            if not all(runs.values()):
+                continue
+            val = {family: sign * found[0]["val"] for family, found in runs.items()}
+            taken.append(max(FAMILIES, key=lambda family: val[family]))
+            for family, found in runs.items():
+                test[family].append(_mean(found[0]["personal"]))
+            test["auto"].append(test[taken[-1]][-1])
+        if not taken:
+            continue
+        means = {family: fmean(values) for family, values in test.items()}
+        best = max(FAMILIES, key=lambda family: sign * means[family])
+        below = sign * (means[best] - means["auto"])
+        shown = ", ".join(f"{f} {taken.count(f)}" for f in FAMILIES if f in taken)
+        rows.append([data, shown, round(means["auto"], 4), best, round(means[best], 4)])
+        rows[-1].append(f"{below:+.4f}")
+    return table(
+        ["table", "auto takes", "auto", "best family", "its score", "auto is below by"], rows
+    )
+
+
 def _by_client(found: list[Record], side: str) -> dict[str, float]:
     """Return the mean over splits of each client's score."""
     values: dict[str, list[float]] = {}
@@ -233,5 +262,5 @@ STUDY = Study(
     name="trees",
     cells=cells,
     measure=measure,
-    tables={**{data: partial(scores, data) for data in FILES}, "gains": gains},
+    tables={**{data: partial(scores, data) for data in FILES}, "gains": gains, "auto": auto},
 )

@@ -3,7 +3,6 @@ runs.
 """
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -130,15 +129,6 @@ def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
     for block in blocks("docs/how-to/own-data.md"):
         exec(block, own)
     assert set(own["frame"]["predicted"]) <= {"num <= 0", "num > 0"}
-
-
-def test_the_notebook_runs(here: Path) -> None:
-    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
-    pytest.importorskip("plotly", reason="the extra report is not installed")
-    names: dict[str, Any] = {"__name__": "tour"}
-    for cell in json.loads((ROOT / "examples" / "tour.ipynb").read_text())["cells"]:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), names)
 
 
 def test_the_api_as_designed(here: Path) -> None:

@@ -1,6 +1,7 @@
 """Config files: YAML, TOML and JSON, flat and nested; `--set`; the schema; `config show`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,31 @@ def test_the_schema_refuses_mistakes(schema, wrong):
     jsonschema = pytest.importorskip("jsonschema")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, schema)
+
+
+COMMITTED = ("examples", "docs")
+"""Folders whose YAML and JSON files are config files."""
+
+
+def test_committed_config_files_fit_the_schema(schema):
+    root = Path(__file__).parents[2]
+    files = [
+        file
+        for folder in COMMITTED
+        for suffix in ("yaml", "yml", "json")
+        for file in (root / folder).rglob(f"*.{suffix}")
+    ]
+    assert files
+    for file in files:
+        _validate(schema, yaml.safe_load(file.read_text()))
+
+
+def test_config_files_in_documents_fit_the_schema(schema):
+    root = Path(__file__).parents[2]
+    blocks = []
+    for page in (root / "docs").rglob("*.md"):
+        blocks += re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    configs = [values for values in map(yaml.safe_load, blocks) if "method" in values]
+    assert configs
+    for values in configs:
+        _validate(schema, values)

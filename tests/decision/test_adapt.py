@@ -311,7 +311,8 @@ def test_arrays_of_a_python_task(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"age": None}, "the rows lack columns: 'age'"),
-        ({"ill": None}, "without the target 'ill' there is nothing to learn from"),
+        ({"ill": None}, "without the target there is nothing to learn from"),
+        ({"age": None, "aeg": "7"}, "lack columns: 'age' (did you mean 'aeg'?) and have columns"),
         ({"pulse": "7"}, "columns that training did not have: 'pulse'"),
         ({"ill": "perhaps"}, "row 2 of the rows has a class that no client had"),
         ({"ill": ""}, "the newcomer has 0 rows with a target"),

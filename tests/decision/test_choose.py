@@ -146,6 +146,23 @@ def test_refit_is_a_run_on_all_rows(comparison: Path, clinics: Path, tmp_path: P
         assert torch.equal(value, other[key]), key
 
 
+def test_an_interrupted_choice_is_made_anew(
+    comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "chosen"
+    (out / "final" / "seed-0").mkdir(parents=True)
+    (out / "final" / "seed-0" / "config.json").write_text("{}")
+    command = ["choose", str(comparison), "--out", str(out), "--refit", "none", "--quiet"]
+    assert main(command) == 0
+    assert (out / "choice.json").is_file()
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.txt").write_text("x")
+    assert main([*command[:2], "--out", str(other)]) == 2
+    assert "is no folder of a choice" in capsys.readouterr().err
+    assert (other / "thesis.txt").exists()
+
+
 def test_without_refit_the_trained_models_are_taken(comparison: Path, tmp_path: Path) -> None:
     out = tmp_path / "chosen"
     assert main(["choose", str(comparison), "--out", str(out), "--refit", "none", "--quiet"]) == 0

@@ -11,6 +11,8 @@ import pytest
 import equipoise
 from decision.conftest import OPTIONS, QUICK, SITES, write_clinics
 from equipoise.cli import main
+from equipoise.records.run_dir import RunFolder
+from equipoise.utils.errors import UsageError
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 
@@ -157,3 +159,22 @@ def test_cells_are_no_formulas(run: Path, clinics: Path, tmp_path: Path) -> None
         == 0
     )
     assert [row["patient"] for row in read(out)] == ["'=1+1", "'@x", "007"]
+
+
+def test_a_number_is_a_name_where_names_are_numbers(tmp_path: Path) -> None:
+    """District 5 is not the client with number 5, and one beyond the last is no traceback."""
+    write_clinics(tmp_path / "train.csv", 20, 0, ("3", "1", "7", "9", "11", "13"))
+    options = f"{OPTIONS} {QUICK} --data {tmp_path / 'train.csv'} --out {tmp_path / 'run'}"
+    assert main(["run", "--method", "fedavg", *options.split()]) == 0
+    folder = RunFolder(tmp_path / "run")
+    names = folder.read_names()
+    assert names[folder.find_client("7")] == "7"
+    for wanted in ("5", "99"):
+        with pytest.raises(UsageError, match=f"has no client '{wanted}'"):
+            folder.find_client(wanted)
+
+
+def test_a_number_beyond_the_last_client_is_refused(run: Path) -> None:
+    assert RunFolder(run).find_client("2") == 2
+    with pytest.raises(UsageError, match="has no client '3'"):
+        RunFolder(run).find_client("3")

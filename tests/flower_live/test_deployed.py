@@ -248,6 +248,36 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     assert out.read_text().startswith("row,predicted,p(0),p(1)\n2,")
 
 
+def test_nodes_grow_trees_from_sums(open_fleet: Fleet, tmp_path: Path) -> None:
+    """One exchange per level; only new trees are sent, and the folder predicts new rows."""
+    pytest.importorskip("numba", reason="trees need the extra `trees`")
+    write_rows(tmp_path / "server", "public", "test")
+    app = tmp_path / "app"
+    given = {
+        "task": "remote-tables",
+        "data": str(tmp_path / "server"),
+        "target": "label",
+        "numbers": "a,b",
+        "method": "fedtrees",
+        "model": "trees",
+        "trees": 2,
+        "tree_depth": 2,
+        "leaf_rows": 5,
+        "eval_every": 7,
+    }
+    project.write_app(app, {**given, "metric": "auc", "time_limit": 90.0, "wait": 120.0})
+    open_fleet.submit(app)
+    wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
+    logs = logs_of(app)
+    assert not any(log.absent or log.rejected for log in logs)
+    assert logs[-1].global_.auc > 0.9
+    grown = [log.bytes.down for log in logs if 4 <= log.round <= len(logs)]
+    assert max(grown) < logs[2].bytes.down  # bins are sent once, in the third round
+    (tmp_path / "new.csv").write_text("a,b\n0.1,0.4\n0.9,0.2\n")
+    out = tmp_path / "predicted.csv"
+    assert "2 predictions" in predict_file(app / "run", tmp_path / "new.csv", out)[0]
+
+
 def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(
     open_fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_without_censoring_scores_are_the_usual_ones() -> None:
     )
     assert horizon_auc(time, event, p, 2.5) == pytest.approx(3 / 4)
     assert observed_probability(time, event, 2.5)[0] == 0.5
+    assert observed_probability(time, 0 * event, 2.5) == (0, 0, pytest.approx(3.8416 / 5.8416))
     assert math.isnan(horizon_auc(time, event, p, 0.5))
     assert math.isnan(brier_score(time, event, p, 9.0))
 

@@ -219,3 +219,33 @@ def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "sklearn.md").read_text()
     exec(page.split("```python\n")[1].split("```")[0], {})
+
+
+SIX_LINES = """
+import pandas as pd
+from equipoise.sklearn import FederatedClassifier
+df = pd.read_csv("heart.csv")
+X, y, hospital = df.drop(columns=["num", "hospital"]), df["num"] > 0, df["hospital"]
+model = FederatedClassifier(rounds=5).fit(X, y, clients=hospital)
+df["ill"] = model.predict(X, clients=hospital)
+"""
+FIVE_LINES = """
+import pandas as pd, equipoise as eq
+df = pd.read_csv("heart.csv")
+task = eq.Task.from_tables(df, target="num > 0", client_column="hospital")
+run = eq.run(method="autopilot", task=task, rounds=5)
+df["ill"] = run.predict(df, client_column="hospital")
+"""
+
+
+@pytest.mark.parametrize("text", [SIX_LINES, FIVE_LINES])
+def test_from_a_frame_to_predictions_of_each_hospital_in_six_lines(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = frame()
+    rows.assign(num=rows["ill"].astype(int)).drop(columns="ill").to_csv("heart.csv", index=False)
+    assert len(text.strip().splitlines()) <= 6
+    names: dict[str, object] = {}
+    exec(text, names)
+    found = names["df"]
+    truth = found["num"] > 0 if text is SIX_LINES else np.where(found["num"], "num > 0", "num <= 0")
+    assert (found["ill"] == truth).mean() > 0.7

@@ -396,6 +396,60 @@ def test_a_lying_client_is_named_and_left_out(attack):
     assert all(len(log.rejected) == 1 for log in grown)
 
 
+def pooled_auc(task, params) -> float:
+    """Return the AUC of one model on the test rows of all clients."""
+    own = task.data.split(np.arange(task.info.num_clients), "test")
+    rank = task.forward(params, own.x)[:, 1].numpy().argsort().argsort()
+    is_ill = own.y.numpy() == 1
+    num_ill = is_ill.sum()
+    return (rank[is_ill].sum() - num_ill * (num_ill - 1) / 2) / (num_ill * (~is_ill).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", ["extreme", "opposite"])
+def test_one_liar_of_a_hundred_costs_at_most_a_point(lie, monkeypatch):
+    """Its sums are possible ones of its rows, so that it is not left out.
+
+    A client that puts the rows of the largest client into every node that is asked for costs more
+    (6 points here): the server keeps no sums of single clients to compare with.
+    """
+    random = np.random.default_rng(0)
+    tables = {}
+    for site in range(100):
+        age = random.normal(size=60)
+        blood = random.normal(size=60)
+        score = age + np.sin(2 * blood) + random.normal(size=60)
+        tables[f"{site:03}"] = {"age": age, "blood": blood, "ill": np.where(score > 0, "y", "n")}
+    options = TableLearningConfig(target="ill", trees=15, tree_bins=31, tree_patience=0)
+
+    def grow(is_lying):
+        whole = align_tables(tables_from_values(tables), options)
+        task = task_from_tables("tables", whole, options, "trees", TrainingConfig(), 0)
+        assert isinstance(task, TreesTask)
+        honest = task._statistics
+
+        def statistics(*about):
+            found = honest(*about)
+            if is_lying and "sums" in found:
+                sums = found["sums"][0]
+                if lie == "opposite":
+                    sums[..., 0] *= -1
+                else:  # every row has the largest gradient, and no curvature
+                    sums[..., 0] = sums[..., 2]
+                    sums[..., 1] = 0
+            return found
+
+        monkeypatch.setattr(task, "_statistics", statistics)
+        simulated = simulation(task, FedTrees(personal_trees="0"), keep=False)
+        logs = run(simulated)
+        assert not any(log.rejected for log in logs)
+        return pooled_auc(task, simulated.params)
+
+    before = grow(is_lying=False)
+    assert before > 0.8
+    assert grow(is_lying=True) > before - 0.01
+
+
 def test_only_new_trees_are_sent():
     """A client that replied before gets the growing tree; one that was away gets all trees."""
     task = make_task(tree_patience=0)

@@ -33,7 +33,8 @@ SETUPS = {
     "async": ["--method", "fedavg", "--mode", "async", "--buffer", "2"],
     "fedper": ["--method", "fedper", "--model", "mlp"],
 }
-MOST = 6  # kills of one run
+MOST = 12  # kills of one run
+LATEST = 0.5  # of a run's time: a run that was resumed has less to do
 
 
 @dataclass
@@ -104,7 +105,7 @@ def torture(kills: int, minutes: float, seed: int, folder: Path) -> Killed:
     while found.kills < kills and time.monotonic() < end:
         setup, out = draw.choice(list(SETUPS)), folder / "victim"
         for _ in range(draw.randint(1, MOST)):
-            if in_a_child(command(setup, out), draw.uniform(0, lasts[setup])):
+            if in_a_child(command(setup, out), draw.uniform(0, LATEST * lasts[setup])):
                 break
             found.kills += 1
         in_a_child(command(setup, out), None)

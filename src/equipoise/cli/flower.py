@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from equipoise.cli.json_output import add_json, print_json
 from equipoise.cli.options import add_options, asks_for_help, early_options, given_options
 from equipoise.cli.parser import Parser, add_config, run_subcommand
 from equipoise.flower.config import DeploymentConfig
@@ -65,12 +66,16 @@ def _init(arguments: list[str]) -> int:
     parser = Parser("flower init", "Write a ready Flower app.")
     parser.add_argument("folder", help="folder to be made")
     add_config(parser)
+    add_json(parser)
     add_options(parser, table, early, arguments, shown_owners=("deployment", "task"))
     values = vars(parser.parse(arguments))
     from equipoise.flower import project
 
     folder = Path(values["folder"])
     project.write_app(folder, given_options(early, values, table))
+    if values["json"]:
+        print_json(folder=str(folder))
+        return 0
     print(
         f"wrote {folder}: start a SuperLink and SuperNodes (docs/how-to/deploy.md), "
         f"then: equipoise flower run {folder} --ca certs/ca.pem (no --ca if it runs --insecure)"
@@ -145,14 +150,18 @@ def _certs(arguments: list[str]) -> int:
     parser.add_argument(
         "--days", type=int, default=365, help="days that certificates are valid (default: 365)"
     )
+    add_json(parser)
     values = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import certificates
 
-    for line in certificates.write_certificates(
+    lines = certificates.write_certificates(
         Path(values.folder), values.host, values.nodes, values.days
-    ):
-        print(line)
+    )
+    if values.json:
+        print_json(folder=values.folder, notes=list(lines))
+    else:
+        print("\n".join(lines))
     return 0
 
 
@@ -169,6 +178,7 @@ def _register(arguments: list[str]) -> int:
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
     )
     parser.add_argument("--ca", help="the CA's certificate (ca.pem)")
+    add_json(parser)
     values = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import audit
@@ -176,6 +186,9 @@ def _register(arguments: list[str]) -> int:
     file = Path(values.nodes).resolve()
     ca = Path(values.ca) if values.ca else None
     node = audit.register_node(Path(values.key), values.client, file, values.superlink, ca)
+    if values.json:
+        print_json(node=node, client=values.client, nodes=str(file))
+        return 0
     print(
         f"node {node} is client {values.client}; "
         f"then: equipoise flower init ... --nodes {file}, and give 'flower run' the same --ca"
@@ -198,6 +211,7 @@ def _proxy(arguments: list[str]) -> int:
     parser.add_argument(
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
     )
+    add_json(parser)
     values = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import proxy
@@ -205,6 +219,9 @@ def _proxy(arguments: list[str]) -> int:
     file = proxy.write_nginx_config(
         Path(values.folder), values.listen, values.superlink, Path(values.certs)
     )
+    if values.json:
+        print_json(file=str(file.resolve()), listen=values.listen)
+        return 0
     print(f"start it with: nginx -c {file.resolve()} (it listens on {values.listen})")
     return 0
 
@@ -219,16 +236,22 @@ def _doctor(arguments: list[str]) -> int:
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
     )
     parser.add_argument("--certs", help="folder with ca.pem, server.pem and keys")
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.flower import doctor
 
     findings = doctor.run_checks(values.superlink, Path(values.certs) if values.certs else None)
+    is_wrong = any(finding.verdict == "wrong" for finding in findings)
+    if values.json:
+        found = [{"verdict": finding.verdict, "text": finding.text} for finding in findings]
+        print_json(findings=found)
+        return int(is_wrong)
     for finding in findings:
         print(
             f"{finding.verdict:<5} {finding.text}",
             file=sys.stderr if finding.verdict == "wrong" else sys.stdout,
         )
-    return int(any(finding.verdict == "wrong" for finding in findings))
+    return int(is_wrong)
 
 
 def _dry_run(arguments: list[str]) -> int:
@@ -242,12 +265,17 @@ def _dry_run(arguments: list[str]) -> int:
     parser.add_argument("--data", default="", help="the node's data folder")
     parser.add_argument("--client", type=int, default=0, help="the client's number (default: 0)")
     parser.add_argument("--rules", help="the node's egress rules (node.toml)")
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.flower.dry_run import describe_egress
     from equipoise.flower.egress import NO_RULES, EgressRules
 
     rules = EgressRules.load(Path(values.rules)) if values.rules else NO_RULES
-    for line in describe_egress(Path(values.folder), values.client, values.data, rules):
+    lines = describe_egress(Path(values.folder), values.client, values.data, rules)
+    if values.json:
+        print_json(client=values.client, leaves=list(lines))
+        return 0
+    for line in lines:
         print(line)
     return 0
 
@@ -268,11 +296,15 @@ def _rehearse(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", default="", help="folder for logs and the run (default: a temporary one)"
     )
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.flower.rehearsal import RehearsalConfig, rehearse
 
     config = RehearsalConfig(values.nodes, values.minutes, values.out)
     config.check()
     needs_flower()
-    accidents = rehearse(config, lambda line: print(line, flush=True))
+    progress = sys.stderr if values.json else sys.stdout
+    accidents = rehearse(config, lambda line: print(line, flush=True, file=progress))
+    if values.json:
+        print_json(accidents=list(accidents))
     return int(not all(accident.survived for accident in accidents))

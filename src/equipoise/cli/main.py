@@ -15,7 +15,7 @@ from typing import NamedTuple
 from equipoise import __version__
 from equipoise.cli.parser import expand_assignments
 from equipoise.utils.errors import UsageError, did_you_mean
-from equipoise.utils.interrupt import command_process
+from equipoise.utils.interrupt import command_process, exit_if_interrupted
 from equipoise.utils.plugins import own_code_place
 
 
@@ -63,6 +63,11 @@ COMMANDS = {
     "certify": Command(
         "tools", "certify", "Measure what a client or the server would gain by deviating alone."
     ),
+    "train-policy": Command(
+        "train_policy",
+        "train_policy",
+        "Train the policy of fedpolicy across many small federations.",
+    ),
     "data": Command("data", "data", "Describe the data of a task, client by client."),
     "config": Command("config", "config", "Show the options of a run."),
     "schema": Command("config", "schema", "Print the JSON schema of config files."),
@@ -89,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:  # this process is the command; otherwise it is a program that calls it
         with command_process():
-            return main(sys.argv[1:])
+            code = main(sys.argv[1:])
+        exit_if_interrupted(code)
+        return code
     arguments = list(arguments)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):

@@ -50,7 +50,7 @@ from equipoise.training.objectives import Objective
 from equipoise.trees.config import TreeOptions
 from equipoise.utils import io, serialization
 from equipoise.utils.config_file import config_text
-from equipoise.utils.errors import UsageError
+from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.record import to_json
 
 DEFAULT_NAME = "newcomer"
@@ -319,25 +319,24 @@ def _own_preprocessor(
 
 def _refuse_columns(source: Federated, preprocessor: Preprocessor, table: Table) -> None:
     """Refuse tables that lack columns or belong to several sites."""
+    targets = preprocessor.target_spec.columns
     lacking = [
-        column
-        for column in (*preprocessor.missing_columns(table), *preprocessor.target_spec.columns)
-        if column not in table.columns
+        *preprocessor.missing_columns(table),
+        *(name for name in targets if name not in table.columns),
     ]
-    if lacking:
-        missing_target = [name for name in lacking if name in preprocessor.target_spec.columns]
-        hint = ""
-        if missing_target:
-            hint = f"; without the target '{missing_target[0]}' there is nothing to learn from"
-        raise UsageError(
-            f"the rows lack columns: {', '.join(map(repr, lacking))}: add or rename them{hint}"
-        )
     unknown = [name for name in table.columns if name not in source.known]
+    problems = []
+    if lacking:
+        wanted = [f"{name!r}{did_you_mean(name, unknown)}" for name in lacking]
+        problems.append(f"lack columns: {', '.join(wanted)}")
     if unknown:
-        raise UsageError(
-            f"the rows have columns that training did not have: {', '.join(map(repr, unknown))}: "
-            "rename or remove them"
-        )
+        quoted = ", ".join(map(repr, unknown))
+        problems.append(f"have columns that training did not have: {quoted}")
+    if problems:
+        hint = ""
+        if any(name in targets for name in lacking):
+            hint = "; without the target there is nothing to learn from"
+        raise UsageError(f"the rows {' and '.join(problems)}: add, rename or remove them{hint}")
     column = source.client_column
     if column in table.columns:
         codes, names = table.columns[column].labels
@@ -360,8 +359,13 @@ def _table_rows(
     """Return inputs and targets of the rows whose target is known."""
     client = preprocessor.clients[0] if preprocessor.client_scales else None
     x, y = preprocessor.transform_labelled(table, "the rows", client)
-    if len(y) < len(table):
-        notes.append(f"{len(table) - len(y)} rows have no target and are left out.")
+    known = preprocessor.target_spec.is_known(table, preprocessor.target.kind)
+    if not known.all():
+        first = int(table.row_numbers[np.argmin(known)])
+        notes.append(
+            f"Rows without a target that can be read are left out: {int((~known).sum())}, the "
+            f"first is row {first}."
+        )
     return torch.from_numpy(x), torch.from_numpy(y)
 
 

@@ -288,7 +288,8 @@ def _own_tree_path(
     params = {**params, "progress": progress}
     grower = replace(method, **{"personal_trees": str(interface.MAX_OWN_TREES)})
     hparams = _hparams(task.info.num_clients, training.epochs, training.lr)
-    message = ServerMessage(params, dict.fromkeys(task.info.blocks, True), hparams)
+    sent = dict.fromkeys(task.info.blocks, True)
+    message = ServerMessage(params, sent, hparams)
     executor = _executor(grower, task, training, seed, 1)
     models = _models(newcomer_round(executor, 1, message).client_state)
     yield from _tree_prefixes(models, OWN)

@@ -23,6 +23,8 @@ from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 REFIT_CHOICES = ("all", "none")
+FINAL_RUNS = "final"
+"""Folder of the final runs in that of a choice; an interrupted choice has nothing else."""
 NOT_COPIED = ("checkpoint", "report.html", "decision.json", io.LOCK_FILE)
 """Entries of a run that its models do not need."""
 
@@ -73,13 +75,13 @@ def choose(
     runs = _runs_of_choice(path, decision)
     if not ensemble:
         runs = runs[:1]
-    if (out / CHOICE_FILE).is_file():
+    if out.exists():
         shutil.rmtree(out)
     io.make_folder(out)
     members = []
     for source in runs:
         given = _final_options(source, decision.rounds)
-        member = f"final/seed-{given['seed']}"
+        member = f"{FINAL_RUNS}/seed-{given['seed']}"
         members.append(member)
         if method is not None:
             given["method"] = method
@@ -108,10 +110,16 @@ def choose(
 
 
 def _refuse_used_folder(out: Path, overwrite: bool) -> None:
-    """Raise ``UsageError`` if a folder holds something that must not be replaced."""
+    """Raise ``UsageError`` if a folder holds something that must not be replaced.
+
+    What an interrupted choice left is made anew.
+    """
     if not out.exists():
         return
-    if not out.is_dir() or (any(out.iterdir()) and not (out / CHOICE_FILE).is_file()):
+    is_interrupted = out.is_dir() and all(entry.name == FINAL_RUNS for entry in out.iterdir())
+    if is_interrupted:
+        return
+    if not out.is_dir() or not (out / CHOICE_FILE).is_file():
         raise UsageError(f"'{out}' is no folder of a choice: choose another --out")
     if (out / CHOICE_FILE).is_file() and not overwrite:
         raise UsageError(f"'{out}' holds a choice already: choose another --out, or --overwrite")

@@ -393,13 +393,13 @@ def _best_by_validation(evidence: Evidence, validation: Mapping[str, float | Non
     models = [entry for entry in evidence.entries if entry.model != CONSTANT]
     sign = 1 if higher_is_better(evidence.metric) else -1
 
-    def validation_score(entry: Entry) -> float:
+    def signed_score(entry: Entry) -> float:
         value = validation[entry.key]
         return -math.inf if value is None else sign * value
 
-    best = max(models, key=validation_score)
+    best = max(models, key=signed_score)
     first_method = next((entry.method for entry in models if entry.method), "")
-    first = max((entry for entry in models if entry.method == first_method), key=validation_score)
+    first = max((entry for entry in models if entry.method == first_method), key=signed_score)
     if best is first or not evidence.val:
         return first
     scores = resample(evidence.val, evidence.target, evidence.metric)

@@ -608,7 +608,7 @@ def evaluate_rows(
     decision = replace(decision, notes=notes)
     kinds = [entry.key for entry in evidence.entries if entry.model != CONSTANT]
     details = EvaluationDetails(
-        title=f"{len(known)} new rows, {models.card.method} of {models.path.name}",
+        title=f"{len(known)} new rows, models of {models.path.name} ({models.card.method})",
         decision=decision,
         calibration=calibration_curves(evidence.test[0], target, kinds),
         groups=group_scores(evidence.test[0], target, names[0], known, by, min_count),

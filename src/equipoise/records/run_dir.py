@@ -215,7 +215,8 @@ class RunFolder(CheckedFolder):
         """Find a client.
 
         Args:
-            wanted: Name of the client, or its number if no client has that name.
+            wanted: Name of the client, or its number. Where names are numbers themselves, such as
+                those of districts, a number is a name: another client's model is never given.
 
         Returns:
             The number of the client.
@@ -228,7 +229,11 @@ class RunFolder(CheckedFolder):
         if number is not None:
             return number
         self._refuse_pooled_client(wanted)
-        if not wanted.isdecimal():
+        is_number = wanted.isdecimal()
+        if names:
+            has_numeric_names = any(name.isdecimal() for name in names.values())
+            is_number = is_number and int(wanted) in names and not has_numeric_names
+        if not is_number:
             known = (
                 f": it has {', '.join(list(names.values())[:MAX_LISTED_CLIENTS])}"
                 if names

@@ -260,16 +260,19 @@ def _weights(
 def observed_probability(time: Floats, event: Floats, horizon: float) -> tuple[float, float, float]:
     """Return the share with the event by a horizon, by Kaplan-Meier, with its 95 % interval.
 
-    The interval is Greenwood's on the log(-log) scale.
+    The interval is Greenwood's on the log(-log) scale. Without events it reaches from 0 to Wilson's
+    upper end for those who were observed beyond the horizon.
 
     Args:
         time: Times ``[n]``.
         event: 1 if the event was observed ``[n]``.
         horizon: The horizon.
     """
+    had_event = (time <= horizon) & (event > 0)
+    if not had_event.any():
+        beyond = int((time > horizon).sum())
+        return 0.0, 0.0, 1.96**2 / (beyond + 1.96**2)
     edges = np.unique(time[time <= horizon])
-    if not len(edges):
-        return 0.0, 0.0, 0.0
     table = RiskTable.of(time, event, np.zeros_like(time), edges)
     survival = float(table.survival()[-1])
     if not 0 < survival < 1:
