@@ -1,4 +1,4 @@
-"""The policy's share of a round: time of probes, reports, choices and learning, and bytes, on
+"""The policy's share of a round: time of probes and choices, and bytes, on
 Fashion-MNIST with a CNN.
 
 20 clients with 600 images 28x28 each, two epochs a round, one thread, a whole run of 60 rounds; CPU
@@ -17,7 +17,7 @@ import torch
 from benchmarks.lab.provenance import measured
 from equipoise.experiment.runner import build_task
 from equipoise.methods.fedpolicy import policies, state
-from equipoise.methods.fedpolicy.policies import PredictiveProbing
+from equipoise.methods.fedpolicy.policies import TrainedPolicy
 from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -31,22 +31,15 @@ SETTING: dict[str, Any] = {
     "epochs": 2,
     "lr": 0.05,
     "method": "fedpolicy",
-    "policy": "learned",
+    "policy": "trained",
     "rounds": 60,
     "seed": 1,
 }
 POLICY: dict[Any, tuple[str, ...]] = {
-    policies: ("probe", "part_values"),
-    state: (
-        "client_report",
-        "record_parts",
-        "record_reports",
-        "record_similarity",
-        "features",
-        "staleness_weight",
-    ),
+    policies: ("probe_scores",),
+    state: ("record_parts", "staleness_weight"),
     BlockSets: ("block_weights", "damp_stale_blocks"),
-    PredictiveProbing: ("assign", "learn"),
+    TrainedPolicy: ("assign", "record_probes"),
 }
 
 

@@ -33,6 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "method": "fedpolicy",
         "adapter": TWO,
         "parts": "full,shared,private",
+        "policy": "full:0.8,shared",
     },
     "without the base, FedAvg": {"method": "fedavg"},
 }

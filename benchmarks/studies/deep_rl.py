@@ -54,7 +54,7 @@ WANTED = {
 DEAR = {("acrobot", "fedpolicy"): 5}  # seeds of methods that take several times as long there
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in page.MAIN if name != "fedpolicy"},
-    "fedpolicy": {"method": "fedpolicy", "base": "dqnavg", "policy": "learned", "val_episodes": 2},
+    "fedpolicy": {"method": "fedpolicy", "base": "dqnavg", "policy": "trained", "val_episodes": 2},
     page.IMPORTANCE: {"method": page.IMPORTANCE},
     page.ALTERNATING: {"method": "pfeddqn-rep", "head_steps": 4},
     page.RANDOM_BODY: {"method": "pfeddqn-rep", "body_rate": 1e-9},

@@ -1,5 +1,6 @@
-"""FedPolicy's policies against every fixed choice, on populations whose clients need different
-things.
+"""FedPolicy's first policies against every fixed choice, at constant rates; a record.
+
+The study redistribution has the policies of today.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "learned-always-probing": LEARNED | {"probe_every": 1},
 }
+REMOVED = tuple(
+    name for name, chosen in VARIANTS.items() if chosen.get("policy") or name == "joint"
+)
+"""Policies that are no longer in the code, or are others now; their cells stay as a record."""
 AT_LEAST = ("fedavg", "learned", "fedper", "lgfedavg", "local", "joint")
 FEW_OF_LARGER = (
     *AT_LEAST,
@@ -118,7 +123,8 @@ def options(scenario: str, variant: str, seed: int) -> dict[str, Any] | None:
 def cells(results: Results) -> list[Cell]:
     """Seed by seed: first all of one, so that every table is early there."""
     rank = {scenario: place for place, scenario in enumerate(ALL)}
-    every = grid(options, scenario=ALL, variant=VARIANTS, seed=(*SEEDS, *FRESH))
+    variants = [name for name in VARIANTS if name not in REMOVED]
+    every = grid(options, scenario=ALL, variant=variants, seed=(*SEEDS, *FRESH))
     return sorted(
         every,
         key=lambda c: (c.axes["scenario"] in LARGER, rank[c.axes["scenario"]], c.axes["seed"]),
@@ -132,7 +138,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         spent += log["bytes"]["down"] + log["bytes"]["up"]
         if "trained" in log:
             curve.append([log["round"], percent(log["personal"]), percent(log["global"]), spent])
-    notes = [log.get("notes", {}) for log in done.logs]
+    notes = [log.get("logged", {}) for log in done.logs]
     steps = [log["steps"] for log in done.logs]
     names = ("last_probe_error", "prediction_error")
     errors = {name: mean(note.get(name) for note in notes) for name in names}

@@ -19,6 +19,7 @@ from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.lgfedavg import LgFedAvg
 from equipoise.records.run_dir import RunFolder
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import tree_bytes
@@ -81,8 +82,8 @@ def test_fedbabu_moves_what_travels_and_nothing_else() -> None:
         )
 
 
-def test_sets_of_blocks_and_their_bytes_by_hand() -> None:
-    task, parts = deep_task(), BlockSets.parse("full,base+middle,top")
+def test_sets_of_blocks_by_hand() -> None:
+    parts = BlockSets.parse("full,base+middle,top")
     assert parts.names == ("full", "base+middle", "top", "none")
     assert parts.blocks == ("base", "middle", "top")
     assert parts.membership.tolist() == [
@@ -91,13 +92,10 @@ def test_sets_of_blocks_and_their_bytes_by_hand() -> None:
         [False, False, True],
         [False] * 3,
     ]
-    whole = share_of(task, "base", "middle", "top")
-    expected = [1.0, share_of(task, "base", "middle") / whole, share_of(task, "top") / whole, 0.0]
-    assert parts.relative_bytes(task, task.init_params(0)).tolist() == pytest.approx(expected)
     assert parts.membership_of(torch.tensor(1)).tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("policy", ["random", "probe", "bandit", "dqn", "learned"])
+@pytest.mark.parametrize("policy", ["random", "endgame", "full:0.5,base"])
 def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> None:
     task = deep_task()
     method = FedPolicy(policy=policy, parts="full,base,base+middle,middle+top", block_weights="on")
@@ -109,16 +107,25 @@ def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> 
         assert int(chosen.max()) < 4
         least = int((method.sets.membership[chosen].long() @ sizes).sum())
         assert log.bytes.down >= least
-        if policy in ("random", "bandit", "dqn"):
+        if policy != "endgame":
             assert log.bytes.down == least
 
 
+def test_a_trained_policy_refuses_other_parts_and_says_what_to_do() -> None:
+    task, method = deep_task(), FedPolicy(policy="trained", parts="full,base,middle+top")
+    with pytest.raises(UsageError, match=r"choose another policy, such as full:0\.8,middle"):
+        method.check(task, task.info.training)
+
+
 def test_a_probe_scores_what_each_set_would_give() -> None:
-    task, method = deep_task(), FedPolicy(policy="probe", parts="full,base,middle+top")
-    done = simulate(method, task, rounds=2)
-    before = simulate(method, task, rounds=1)
-    seen = done.store.state["probe"]["accuracy"]
-    local, received = before.store.local_params, before.params
+    task, method = deep_task(), FedPolicy(policy="endgame", parts="full,base,middle+top")
+    run = FederatedSimulation(
+        method, task, task.info.training, RoundLoopConfig(3, 0, 1.0, "stacked", 3, True)
+    )
+    run.run_round()
+    local, received = run.store.local_params, run.params
+    run.run_round()
+    seen = run.store.state["scores"]
     for k in range(task.info.num_clients):
         for part, takes in enumerate(method.sets.membership.tolist()):
             sent = {
@@ -162,7 +169,7 @@ def test_blocks_that_do_not_fit_are_one_sentence(blocks: str, words: str) -> Non
         (FedPolicy(parts="full,bas"), "parts names block 'bas'"),
         (FedPolicy(parts="full,base+middle"), "parts leaves out block 'top'"),
         (FedPolicy(parts="full,base+middle+top"), "one set of blocks twice"),
-        (FedPolicy(parts="full,base,middle+top", policy="backbone"), "which is none of the parts"),
+        (FedPolicy(parts="full,base,middle+top", policy="backbone"), "must be one of trained"),
     ],
 )
 def test_methods_that_name_other_blocks_are_refused(method: Method, words: str) -> None:

@@ -14,7 +14,8 @@ from equipoise.cli import COMMANDS, main
 PAGE = Path(__file__).parents[2] / "docs" / "for-programs.md"
 WITHOUT_RESULT = {"studio", "flower run", "flower node"}
 """They serve until they are stopped."""
-IN_OTHER_TESTS = {"play", "flower certs", "flower register", "flower proxy"}
+IN_OTHER_TESTS = {"play", "flower certs", "flower register", "flower proxy", "flower rehearse"}
+
 """`play` needs a trained agent, the others need Flower."""
 
 
@@ -71,6 +72,7 @@ CALLS = {
     "predict": "{all}/run {all}/clinics/north.csv --client north --out {tmp}/p.csv",
     "export": "{all}/run --out {tmp}/model.safetensors",
     "certify": "{all}/run --samples 2",
+    "train-policy": "--batches 1 --federations 1 --clients 2 --rounds 2 --out {tmp}/policy.json",
     "data describe": DATA,
     "data sample": "{tmp}/more",
     "data summarise": "--data {all}/west --target readmitted --client west --out {tmp}/west.json",

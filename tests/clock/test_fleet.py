@@ -67,18 +67,6 @@ def test_a_client_is_the_same_whoever_is_asked_with_it():
     assert (other.seconds != few.seconds).all()
 
 
-def test_downloads_beside_the_mean():
-    """Shares 1 and 3, 8 and 2 Mbit/s: 1 and 4 microseconds per byte, 3.25 on average."""
-    world = (Device("a", 1.0, 1.0, down=8.0), Device("b", 3.0, 1.0, down=2.0))
-    fleet = DevicePopulation(world, 0)
-    waits = fleet.relative_download_time(IDS)
-    assert set(waits.round(12)) == {round(1 / 3.25, 12), round(4 / 3.25, 12)}
-    assert waits.mean() == pytest.approx(1.0, abs=0.01)
-    assert (
-        DevicePopulation(DEVICE_POPULATIONS["default"], 0).relative_download_time(IDS) == 1.0
-    ).all()
-
-
 def test_presence_follows_the_hour():
     by_hour = tuple(hour / HOURS_PER_DAY for hour in range(HOURS_PER_DAY))
     fleet = DevicePopulation((Device("a", 1.0, 1.0, present=by_hour),), 0)

@@ -24,7 +24,7 @@ def test_made_of_sums(name):
     assert find_method(name)().capabilities.aggregates_by_sum
 
 
-@pytest.mark.parametrize("name", ["page", "autopilot", "fedpolicy", "fedsynq"])
+@pytest.mark.parametrize("name", ["page", "autopilot", "joint", "fedsynq"])
 def test_every_upload_is_needed(name):
     assert not find_method(name)().capabilities.aggregates_by_sum
 

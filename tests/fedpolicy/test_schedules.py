@@ -79,7 +79,7 @@ def test_processes_and_executors_agree_to_the_bit(tmp_path: Path) -> None:
         ("full:0.6,head:0.4,none", ["the shares sum to 1"]),
         ("full:0.8,", ["'' is none of"]),
         ("ful:2,non", ["'ful' is none of", "'non' is none of", "the shares sum to 2"]),
-        ("learnt", ["did you mean 'learned'"]),
+        ("traind", ["did you mean 'trained'"]),
     ],
 )
 def test_mistakes_are_named_all_at_once(policy: str, words: list[str]) -> None:

@@ -8,6 +8,7 @@ from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.experiment.evaluation import (
     FINETUNE_EPOCHS,
     FINETUNE_LR_FACTORS,
+    _best_setting,
     _first_best,
     finetuned,
 )
@@ -53,6 +54,15 @@ def test_among_equals_the_fewest_epochs_then_the_gentlest_rate():
     pooled = torch.tensor([[0.5, 0.7, 0.9], [0.5, 0.9, 0.8], [0.5, 0.9, 0.9]])
     assert _first_best(pooled) == (2, 1)
     assert _first_best(torch.full((3, 4), 0.6))[1] == 0  # nothing gained: no tuning
+
+
+def test_a_gain_within_its_standard_error_is_no_reason_to_tune():
+    """Gains of 0.3, -0.1 and -0.1 have the mean 0.03 and the standard error 0.13."""
+    before = torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64)
+    unsure = before + torch.tensor([0.3, -0.1, -0.1], dtype=torch.float64)
+    sure = before + torch.tensor([0.3, 0.2, 0.2], dtype=torch.float64)
+    assert _best_setting(torch.stack([before, unsure], 1)[:, None]) == (0, 0)
+    assert _best_setting(torch.stack([before, sure], 1)[:, None]) == (0, 1)
 
 
 def test_without_validation_data_it_is_refused(tmp_path, capsys):

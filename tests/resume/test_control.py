@@ -30,9 +30,11 @@ METHODS: dict[str, Method] = {
     "autopilot": Autopilot(),
     "page at random": Page(warmup=1, control="random"),
     "fedpolicy random": FedPolicy(policy="random", block_weights="on"),
-    "fedpolicy probe": FedPolicy(policy="probe"),
+    "fedpolicy endgame": FedPolicy(policy="endgame"),
     "fedpolicy dqn": FedPolicy(policy="dqn"),
-    "fedpolicy learned": FedPolicy(),
+    "fedpolicy trained": FedPolicy(policy="trained"),
+    "fedpolicy by schedule": FedPolicy(policy="full:0.5,none"),
+    "joint, trained": Joint(policy="trained"),
     "joint": Joint(),
     "joint with page": Joint(base="page", base_options="warmup=1"),
 }

@@ -82,8 +82,8 @@ def simulation(method, lie, **options):
 
 LIES = {
     "autopilot": ({}, "val", -5.0),
-    "fedpolicy": ({}, "part", 255),
-    "fedpolicy dqn": ({"policy": "dqn"}, "report", 1e150),
+    "fedpolicy": ({"policy": "trained"}, "scores", 1.5),
+    "fedpolicy dqn": ({"policy": "dqn"}, "scores", 1e150),
     "page": ({"warmup": 1}, "agent_action", 7.0),
     "page reward": ({"warmup": 1}, "agent_reward", 1e200),
 }
@@ -116,8 +116,8 @@ def test_a_lie_costs_the_liar_its_place_and_nobody_else(name):
 
 @pytest.mark.parametrize("name", ["autopilot", "fedpolicy", "page"])
 def test_the_same_on_flower(name, tmp_path):
-    _, metric, value = LIES[name]
-    method, task = SUPERVISED[name](), small_task("mlp")
+    options, metric, value = LIES[name]
+    method, task = SUPERVISED[name](**options), small_task("mlp")
     change = spoiled(lambda tree, about: tree["update"]["metrics"][metric].fill_(value))
     remote = federate(method, task, Here(method, task, tmp_path, change))
     log = remote.run_round()
@@ -129,7 +129,7 @@ def test_the_same_on_flower(name, tmp_path):
 )  # which needs batch normalisation
 def test_every_report_is_declared(name):
     """A method whose clients upload more than models says which numbers are sound."""
-    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}]}
+    kinds = {"fedpolicy": [{"policy": "trained"}, {"policy": "dqn"}, {"policy": "endgame"}]}
     for options in kinds.get(name, [{}]):
         method, seen = SUPERVISED[name](**options), set()
         try:

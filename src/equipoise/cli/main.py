@@ -63,6 +63,11 @@ COMMANDS = {
     "certify": Command(
         "tools", "certify", "Measure what a client or the server would gain by deviating alone."
     ),
+    "train-policy": Command(
+        "train_policy",
+        "train_policy",
+        "Train the policy of fedpolicy across many small federations.",
+    ),
     "data": Command("data", "data", "Describe the data of a task, client by client."),
     "config": Command("config", "config", "Show the options of a run."),
     "schema": Command("config", "schema", "Print the JSON schema of config files."),

@@ -308,13 +308,6 @@ class DevicePopulation:
         )
         return self._last
 
-    def relative_download_time(self, ids: Ints) -> Floats:
-        """Return each client's download time ``[K]``, relative to the population's mean."""
-        per_class = MEGABITS_PER_BYTE / self._table["down"]
-        mean = np.average(per_class, weights=self._table["share"])
-        relative: Floats = per_class[self.class_index(ids)] / mean
-        return relative
-
     def available(self, ids: Ints, clock: float) -> Bools:
         """Return which clients are available ``[K]``; drawn anew each hour.
 

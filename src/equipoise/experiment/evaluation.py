@@ -642,7 +642,9 @@ class Sweep(Method):
 def finetuned(simulation: FederatedSimulation) -> Finetuned:
     """Fine-tune all personal models and score them.
 
-    Learning rate and epochs are common to all clients and chosen by validation data.
+    Learning rate and epochs are common to all clients and chosen by validation data. Rates are
+    relative to that of the first round, since a rate that falls ends too low to adapt anything.
+    Models stay as they are unless the gain is larger than its standard error over clients.
 
     Args:
         simulation: The finished simulation.
@@ -652,9 +654,11 @@ def finetuned(simulation: FederatedSimulation) -> Finetuned:
     """
     task = simulation.task
     schedule = simulation.schedule
-    last = simulation.training.at(schedule.num_rounds, schedule.num_rounds)
+    first = simulation.training.at(1, schedule.num_rounds)
     ids, models = simulation.personal_models()
-    executor = EXECUTORS[schedule.executor](Sweep(), task, last, schedule.seed, schedule.num_rounds)
+    executor = EXECUTORS[schedule.executor](
+        Sweep(), task, first, schedule.seed, schedule.num_rounds
+    )
     held = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
     down = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
     reply = executor.run_clients(
@@ -662,10 +666,8 @@ def finetuned(simulation: FederatedSimulation) -> Finetuned:
     ).stack
     assert reply is not None
     out = reply.update.metrics
-    pooled = out[f"val {task.info.metric}"].double().mean(0) * (
-        1 if task.info.higher_is_better else -1
-    )
-    rate, step = _first_best(pooled)
+    sign = 1 if task.info.higher_is_better else -1
+    rate, step = _best_setting(sign * out[f"val {task.info.metric}"].double())
     head = out[f"test {task.info.metric}"][:, rate, step].double()
     scores = {
         task.info.metric: float(head.mean()),
@@ -673,8 +675,25 @@ def finetuned(simulation: FederatedSimulation) -> Finetuned:
         "std": float(head.std(correction=0)),
         "p10": float(np.quantile(head.numpy(), 0.1)),
     }
-    lr = last.lr * FINETUNE_LR_FACTORS[rate] if step else None
+    lr = first.lr * FINETUNE_LR_FACTORS[rate] if step else None
     return Finetuned(Scores(scores), lr, (0, *FINETUNE_EPOCHS)[step])
+
+
+def _best_setting(scores: Tensor) -> tuple[int, int]:
+    """Return rate and step of the best mean score; step 0 if its gain may be noise.
+
+    The best of many settings on few validation rows is often luck, and where clients are alike
+    fine-tuning can only hurt: its mean gain over clients must exceed one standard error.
+
+    Args:
+        scores: Validation scores `[K, rates, steps]`, higher is better; step 0 is untuned.
+    """
+    rate, step = _first_best(scores.mean(0))
+    gain = scores[:, rate, step] - scores[:, 0, 0]
+    error = gain.std() / len(gain) ** 0.5 if len(gain) > 1 else torch.zeros(())
+    if gain.mean() <= error:
+        return rate, 0
+    return rate, step
 
 
 def _first_best(pooled: Tensor) -> tuple[int, int]:

@@ -12,13 +12,13 @@ FedPolicy sits on a base method, FedAvg by default, whose other decisions stay a
 One round:
 
   1. the server assigns a part to each client and may ask it to probe (`distribute`);
-  2. a client that probes scores all parts and may choose itself (`receive`);
-  3. it trains as the base does, and reports how it does to a learning policy (`upload`);
+  2. a client that probes scores all parts, then installs the one assigned (`receive`);
+  3. it trains as the base does and reports its scores, if it probes (`upload`);
   4. the server weighs uploads, per block if `block_weights` is on (`aggregation_weights`);
-  5. it aggregates as the base does: from sums over clients (`apply_sums`), or, if the policy
-     learns, from all uploads (`aggregate`).
+  5. it aggregates as the base does; blocks that few clients hold move less (`aggregate`).
 
-`state.py` holds the parts and the server's records of clients, `policies.py` the policies.
+`state.py` holds the parts and the server's records of clients, `policies.py` the policies,
+`network.py` what the trained policy observes, `training.py` how it was trained.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ from equipoise.core import (
     ValueRange,
     option,
 )
+from equipoise.core.report_validation import FRACTION
 from equipoise.methods._composition import ComposedMethod
 from equipoise.methods.fedpolicy import policies, state
-from equipoise.methods.fedpolicy.policies import PolicyConfig, PredictiveProbing
+from equipoise.methods.fedpolicy.policies import PolicyConfig
 from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
+from equipoise.rl.nn import DTYPE
 from equipoise.utils.errors import UsageError, did_you_mean
 
 POLICIES: dict[str, type[policies.Policy]] = {
+    "trained": policies.TrainedPolicy,
+    "dqn": policies.OnlineDqn,
+    "endgame": policies.EndgameBandit,
     "random": policies.RandomPart,
-    "probe": policies.AlwaysProbe,
-    "bandit": policies.BanditPolicy,
-    "dqn": policies.DqnPolicy,
-    "learned": PredictiveProbing,
 }
 
 
@@ -65,24 +66,25 @@ class FedPolicy(ComposedMethod):
 
     The server's state has three keys: `base` (the base's state), `client_table` (see
     `state.init_client_table`) and `policy_state` (see the policy's `init`). A client's state has
-    `base` and, if the policy probes, `probe` (see `policies.init_probe`).
+    `base` and, if the policy probes, `scores` `[P]`, those of this round's probe.
     """
 
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
     policy: str = option(
-        "learned",
+        "full:0.8,none",
         "policy that chooses the part a client installs: one of "
         f"{', '.join(POLICIES)}, a part for all, or parts over the run such as full:0.8,none",
     )
     parts: str = option(
-        "full,backbone,head",
+        "full,backbone,head,none",
         "parts that a policy may choose: full, backbone, head, none, or sets of blocks such as "
         "shared+head",
     )
     block_weights: str = option(
         "auto",
-        "weigh uploads per block by how lately its client installed it; auto: on for learned",
+        "weigh uploads per block by how lately its client installed it; auto: on unless the policy "
+        "is a part or a schedule",
         choices=("on", "off", "auto"),
     )
     staleness_decay: float = option(
@@ -91,41 +93,19 @@ class FedPolicy(ComposedMethod):
         above=0,
         high=1,
     )
-    download_cost: float = option(
-        0.01,
-        "accuracy that a download of the whole model costs in rewards and in the choices of "
-        "learned; with devices in proportion to the client's download time",
-        low=0,
+    policy_file: str = option(
+        "", "file of the policy trained, written by equipoise train-policy; empty: the shipped one"
     )
-    probe_bonus: float = option(
-        0.01, "accuracy that a part is credited for each block it shares", low=0
-    )
-    probe_every: int = option(16, "largest number of rounds between probes, for learned", low=1)
-    policy_gamma: float = option(0.5, "discount factor of the policy dqn", low=0, below=1)
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
-        """The base's ranges, and those of the installed part, the scores and the report."""
-        return {
-            **super().report_ranges,
-            "part": ValueRange(0.0, len(self.sets) - 1.0),
-            "scores": policies.SCORE_RANGE,
-            "report": state.REPORT_RANGE,
-        }
+        """The base's ranges, and that of the scores."""
+        return {**super().report_ranges, "scores": FRACTION}
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Return those of the base, except two.
-
-        Clients keep the blocks that they do not install. A learning policy compares each upload
-        with the new model, so that uploads cannot be summed where they are.
-        """
-        base = self.inner.capabilities
-        return replace(
-            base,
-            needs_previous_model=True,
-            aggregates_by_sum=base.aggregates_by_sum and not self.agent.learns,
-        )
+        """Return those of the base, except that clients keep the blocks they do not install."""
+        return replace(self.inner.capabilities, needs_previous_model=True)
 
     @property
     def overridden_hooks(self) -> frozenset[str]:
@@ -139,14 +119,7 @@ class FedPolicy(ComposedMethod):
     @cached_property
     def agent(self) -> policies.Policy:
         """The policy."""
-        config = PolicyConfig(
-            parts=self.sets,
-            allowed=self.choices,
-            gamma=self.policy_gamma,
-            sharing_bonus=self.probe_bonus,
-            probe_every=self.probe_every,
-            download_cost=self.download_cost,
-        )
+        config = PolicyConfig(self.sets, self.choices, self.policy_file)
         if self.policy in POLICIES:
             return POLICIES[self.policy](config)
         if not self.names_parts:
@@ -176,7 +149,7 @@ class FedPolicy(ComposedMethod):
     def uses_block_weights(self) -> bool:
         """Whether uploads are weighed per block."""
         if self.block_weights == "auto":
-            return isinstance(self.agent, PredictiveProbing)
+            return not isinstance(self.agent, policies.SchedulePolicy)
         return self.block_weights == "on"
 
     def check(self, task: Task, training: TrainingConfig) -> None:
@@ -193,19 +166,27 @@ class FedPolicy(ComposedMethod):
                 f"({', '.join(task.info.blocks)}) such as {'+'.join(task.info.blocks)}"
             )
         self.sets.check(task)
-        if (self.agent.probes or self.agent.learns) and not task.has_split("val"):
+        if self.agent.probes and not task.has_split("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task "
                 f"'{task.info.name}' "
                 "has none: set val_share"
             )
+        if isinstance(self.agent, policies.TrainedPolicy):
+            if self.sets.names != PAPER_PARTS:
+                raise UsageError(
+                    f"policy {self.policy} was trained on the parts {', '.join(PAPER_PARTS)}, and "
+                    f"parts is '{self.parts}': choose another policy, such as full:0.8,"
+                    f"{self.choices[-1]}"
+                )
+            _ = self.agent.network
         self._check_base(task, training)
 
     def _check_base(self, task: Task, training: TrainingConfig) -> None:
         """Raise a UsageError if the base cannot work with redistribution."""
         all_names = {name for names in task.info.blocks.values() for name in names}
         reason = ""
-        if "receive" in self.inner.overridden_hooks:
+        if "receive" in self.inner.overridden_hooks or isinstance(self.inner, FedPolicy):
             reason = "it decides itself how a client installs what it is sent"
         elif set(self.inner.shared_param_names(task)) != all_names:
             reason = "it keeps a part of the model at the clients, so that no choice is left"
@@ -223,41 +204,34 @@ class FedPolicy(ComposedMethod):
     # ------------------------------------------------------------------ client
 
     def init_client(self, task: Task, params: Params) -> State:
-        """Add a probe state, if the policy probes."""
+        """Add the scores of a probe, if the policy probes."""
         client_state = super().init_client(task, params)
         if self.agent.probes:
-            client_state["probe"] = policies.init_probe(self.sets)
+            client_state["scores"] = torch.zeros(len(self.sets), dtype=DTYPE)
         return client_state
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        """Probe if asked to; install the assigned part, or the best one if the client chooses."""
+        """Probe if asked to, then install the assigned part."""
         inner = client.scoped("base")
         client_state = dict(client.state)
         if self.agent.probes:
-            assigned = client.message.per_client
-            probe = policies.probe(client, self.sets, client.state["probe"], assigned["probe"])
-            values = policies.part_values(
-                probe["scores"], assigned["shrinkage"], assigned["prior_value"]
-            )
-            best = values.masked_fill(~self.agent.config.allowed_mask, -torch.inf).argmax(-1)
-            part = torch.where(assigned["client_chooses"], best, assigned["part"].long())
-            client_state["probe"] = probe | {"installed_part": part}
+            requested = client.message.per_client["probe"]
+            scores = torch.zeros_like(client.state["scores"])
+            if client.any_client(requested):
+                scores = torch.where(requested, policies.probe_scores(client, self.sets), 0.0)
+            client_state["scores"] = scores
+            part = client.message.per_client["part"].long()
             sent_blocks = self.sets.sent_blocks(client.task, self.sets.membership_of(part))
             inner.message = replace(client.message, sent_blocks=sent_blocks)
         start, client_state["base"] = self.inner.receive(inner)
         return start, client_state
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        """Add the installed part and scores if clients probe, and a report if the policy learns."""
+        """Add the scores of the probe, if the policy probes."""
         update, client_state = super().upload(client)
-        metrics = dict(update.metrics)
-        if self.agent.probes:
-            metrics["part"] = client_state["probe"]["installed_part"].to(torch.uint8)
-            metrics["scores"] = client_state["probe"]["scores"]
-        if self.agent.learns and self.agent.probes:
-            metrics["report"] = policies.probe_report(client_state["probe"])
-        elif self.agent.learns:
-            metrics["report"] = state.client_report(client)
+        if not self.agent.probes:
+            return update, client_state
+        metrics = {**update.metrics, "scores": client_state["scores"]}
         return replace(update, metrics=metrics), client_state
 
     # ------------------------------------------------------------------ server
@@ -265,8 +239,6 @@ class FedPolicy(ComposedMethod):
     def init_server(self, task: Task, params: Params) -> State:
         """Add the table of clients and the policy's state."""
         client_table = state.init_client_table(task.info.num_clients, self.sets)
-        if self.agent.learns:
-            client_table |= state.init_report_table(task.info.num_clients, self.sets)
         return {
             **super().init_server(task, params),
             "client_table": client_table,
@@ -282,14 +254,9 @@ class FedPolicy(ComposedMethod):
         )
         per_client = dict(message.per_client)
         if self.agent.probes:
-            assert assignment.shrinkage is not None
-            assert assignment.prior_value is not None
             per_client |= {
                 "part": assignment.part.to(torch.uint8),
                 "probe": assignment.probe,
-                "client_chooses": assignment.client_chooses,
-                "shrinkage": assignment.shrinkage.float(),
-                "prior_value": assignment.prior_value.float(),
             }
         if isinstance(self.agent, policies.SchedulePolicy):
             # Plain booleans: clients that start from one model compute as those of FedAvg do.
@@ -309,49 +276,30 @@ class FedPolicy(ComposedMethod):
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
-        """Record what clients installed; weigh per block by w_i rho^age if `block_weights` is on.
-
-        The weights w_i are the base's, or sqrt(n_i) where those are by data size n_i.
-        """
+        """Record parts and probes; weigh per block by w_i rho^age if `block_weights` is on."""
         weights, server_state = super().aggregation_weights(server, ids, updates)
         client_table = server_state["client_table"]
         part = client_table["assigned_part"][ids]
-        if self.agent.probes:
-            part = updates.metrics["part"].long()
         server.logged["part"] = part
         client_table = state.record_parts(client_table, ids, self.sets, part, server.round)
         server_state["client_table"] = client_table
+        if self.agent.probes:
+            server_state["policy_state"] = self.agent.record_probes(
+                server, server_state["policy_state"], ids, updates.metrics["scores"]
+            )
         if not self.uses_block_weights:
             return weights, server_state
-        if "aggregation_weights" not in self.inner.overridden_hooks:
-            assert isinstance(weights, Tensor)
-            weights = weights.sqrt()
         staleness = self._staleness_weights(server, client_table, ids)
         return self.sets.block_weights(server.task, weights, staleness), server_state
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        """Aggregate as the base does from all uploads, damp stale blocks, let the policy learn."""
+        """Aggregate as the base does from all uploads, and damp stale blocks."""
+        if server.sum_updates is not None:
+            return super().aggregate(server, ids, updates, weights)
         params, server_state = super().aggregate(server, ids, updates, weights)
-        client_table = server_state["client_table"]
-        params = self._damp_stale_blocks(server, client_table, params)
-        if not self.agent.learns:
-            return params, server_state
-        policy_state = server_state["policy_state"]
-        is_new, part = self.agent.new_reports(client_table, policy_state, ids)
-        relative_costs = self.sets.download_costs(server.task, server.params, ids)
-        costs = self.download_cost * relative_costs[torch.arange(len(ids)), part]
-        reports = updates.metrics["report"]
-        client_table = state.record_reports(
-            client_table, ids[is_new], reports[is_new], costs[is_new], server.round
-        )
-        client_table = state.record_similarity(
-            client_table, ids, self.sets, server.task, server.params, updates.params, params
-        )
-        policy_state = self.agent.learn(server, client_table, policy_state, ids, updates.metrics)
-        new_state = {**server_state, "client_table": client_table, "policy_state": policy_state}
-        return params, new_state
+        return self._damp_stale_blocks(server, server_state["client_table"], params), server_state
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """Apply the base's sums over clients, and damp stale blocks."""

@@ -1,0 +1,194 @@
+"""The trained policy: what it observes of a federation, its weights, and its file.
+
+The policy observes clients by features without units, so that it carries over to models and data
+that it was not trained on. They come from *probes*: a client scores, on its validation rows and
+before it trains, the model that it would start from after installing each part.
+
+Symbols: C clients, P = 4 parts (full, backbone, head, none), F features, H hidden units.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.fedpolicy.state import PAPER_PARTS, TINY, BlockSets
+from equipoise.rl.nn import DTYPE
+from equipoise.utils.errors import UsageError
+
+FEATURES = (
+    "one",
+    "mean advantage of full",
+    "mean advantage of backbone",
+    "mean advantage of head",
+    "own advantage of full",
+    "own advantage of backbone",
+    "own advantage of head",
+    "rise of the received model",
+    "rise of the own model",
+    "share of the run that is left",
+    "share of clients that installed the backbone",
+    "share of clients that installed the head",
+    "installed the backbone",
+    "installed the head",
+    "log size",
+    "uncertainty",
+    "share left x mean advantage of full",
+    "share left x own advantage of full",
+)
+"""The F features of a client; see :func:`client_features`."""
+HIDDEN_UNITS = 16
+DECISIONS_PER_RUN = 12  # a part is held for a twelfth of the run
+SHIPPED_FILE = "trained.json"
+ROW_VARIANCE = 0.1  # of the difference of two scores on one row: how often two models disagree
+ADVANTAGE_SCALE = 5.0  # brings accuracy differences, relative to the best accuracy, to order one
+MAX_FEATURE = 3.0
+START_SLOPE = 4.0  # of the value of `full` in the share of the run that is left
+
+
+class Observation(NamedTuple):
+    """What the server knows of the clients of a federation; `...` are federations side by side.
+
+    Attributes:
+        accuracy: Of the model after installing each part, at the last probe `[..., C, P]`.
+        previous: The same at the probe before; equal to `accuracy` if there was none.
+        is_known: Whether the client has probed `[..., C]`.
+        installs: Blocks that the client installed last, backbone and head `[..., C, 2]`.
+        num_rows: Training rows `[..., C]`.
+        num_val_rows: Validation rows `[..., C]`.
+        time_left: Share of the run that is left `[...]`.
+    """
+
+    accuracy: Tensor
+    previous: Tensor
+    is_known: Tensor
+    installs: Tensor
+    num_rows: Tensor
+    num_val_rows: Tensor
+    time_left: Tensor
+
+
+def client_features(seen: Observation) -> Tensor:
+    """Return the features of every client `[..., C, F]`, see :data:`FEATURES`.
+
+    The advantage of a part is its accuracy less that of the client's own model, relative to the
+    clients' mean best accuracy. Few validation rows say little about one client, so its own
+    advantage is the deviation from the clients' mean, shrunk by tau^2 / (tau^2 + s_i^2): tau^2 is
+    the variance over clients beyond the noise s_i^2 of the rows (empirical Bayes).
+    """
+    known = seen.is_known.to(DTYPE)[..., None]
+    count = known.sum(-2, keepdim=True).clamp(min=1.0)
+
+    def mean(values: Tensor) -> Tensor:
+        return (values * known).sum(-2, keepdim=True) / count
+
+    accuracy = seen.accuracy.to(DTYPE)
+    top = mean(accuracy.max(-1, keepdim=True).values).clamp(min=TINY)
+    advantage = (accuracy[..., :-1] - accuracy[..., -1:]) / top
+    center = mean(advantage)
+    variance = mean((advantage - center).square())
+    noise = ROW_VARIANCE / seen.num_val_rows.to(DTYPE).clamp(min=1.0)[..., None] / top.square()
+    tau_sq = (variance - mean(noise)).clamp(min=0.0)
+    own = (advantage - center) * tau_sq / (tau_sq + noise)
+    rise = mean(accuracy - seen.previous.to(DTYPE)) / top
+    size = seen.num_rows.to(DTYPE)[..., None]
+    log_size = (size / mean(size).clamp(min=TINY)).clamp(min=TINY).log()
+    installs = seen.installs.to(DTYPE)
+    shape = (*accuracy.shape[:-1], 1)
+    left = seen.time_left.to(DTYPE)[..., None, None].expand(shape)
+    center = ADVANTAGE_SCALE * center.expand(*shape[:-1], 3)
+    own = ADVANTAGE_SCALE * own * known
+    columns = [
+        torch.ones_like(left),
+        center,
+        own,
+        2 * ADVANTAGE_SCALE * rise[..., :1].expand(shape),
+        2 * ADVANTAGE_SCALE * rise[..., -1:].expand(shape),
+        left,
+        installs.mean(-2, keepdim=True).expand(*shape[:-1], 2),
+        installs,
+        log_size,
+        ADVANTAGE_SCALE * noise.sqrt(),
+        left * center[..., :1],
+        left * own[..., :1],
+    ]
+    return torch.cat(columns, -1).clamp(-MAX_FEATURE, MAX_FEATURE)
+
+
+class PolicyNetwork(NamedTuple):
+    """Values of the parts: a hidden layer beside a linear one.
+
+    Attributes:
+        linear: `[F, P]`.
+        hidden: `[F, H]`; the first feature is one, so that biases are among the weights.
+        output: `[H, P]`.
+    """
+
+    linear: Tensor
+    hidden: Tensor
+    output: Tensor
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the value of each part `[..., P]` for features `[..., F]`."""
+        return features @ self.linear + torch.tanh(features @ self.hidden) @ self.output
+
+
+def init_network(generator: torch.Generator) -> PolicyNetwork:
+    """Return the network of the schedule `full:0.7,none`, with other parts a little less likely."""
+    linear = torch.zeros(len(FEATURES), len(PAPER_PARTS), dtype=DTYPE)
+    linear[FEATURES.index("share of the run that is left"), 0] = START_SLOPE
+    linear[FEATURES.index("one")] = torch.tensor([-0.3 * START_SLOPE, -0.5, -0.5, 0.0], dtype=DTYPE)
+    hidden = torch.randn(len(FEATURES), HIDDEN_UNITS, dtype=DTYPE, generator=generator)
+    output = torch.zeros(HIDDEN_UNITS, len(PAPER_PARTS), dtype=DTYPE)
+    return PolicyNetwork(linear, hidden / len(FEATURES) ** 0.5, output)
+
+
+def save_network(network: PolicyNetwork, path: Path, about: Mapping[str, object]) -> None:
+    """Write a policy as JSON, with a note on how it was trained."""
+    layers = []
+    for name, layer in network._asdict().items():
+        rows = [f"[{', '.join(f'{value:.4f}' for value in row)}]" for row in layer.tolist()]
+        layers.append(f'"{name}": [\n' + ",\n".join(rows) + "]")
+    content = ",\n".join(layers)
+    path.write_text(
+        f'{{"about": {json.dumps(about)},\n"features": {json.dumps(FEATURES)},\n{content}}}\n'
+    )
+
+
+def load_network(path: str = "") -> PolicyNetwork:
+    """Read a policy; the shipped one if no path is given.
+
+    Raises:
+        UsageError: If the file cannot be read or is no policy of `equipoise train-policy`.
+    """
+    shipped = resources.files("equipoise.methods.fedpolicy") / SHIPPED_FILE
+    try:
+        content = json.loads((Path(path) if path else shipped).read_text())
+        if content["features"] != list(FEATURES):
+            raise ValueError("its features are others")
+        layers = [torch.tensor(content[name], dtype=DTYPE) for name in PolicyNetwork._fields]
+        network = PolicyNetwork(*layers)
+        logits = network.logits(torch.ones(1, len(FEATURES), dtype=DTYPE))
+        if logits.shape != (1, len(PAPER_PARTS)) or not bool(torch.isfinite(logits).all()):
+            raise ValueError("its weights do not fit")
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UsageError(
+            f"policy_file is '{path}': cannot be read as a policy ({error}); write one with "
+            "equipoise train-policy"
+        ) from None
+    return network
+
+
+def hold_rounds(num_rounds: int) -> int:
+    """Return for how many rounds a client keeps its part: a twelfth of the run, at least one."""
+    return max(1, round(num_rounds / DECISIONS_PER_RUN))
+
+
+FOUR_PARTS = BlockSets()
+"""The parts of the trained policy."""

@@ -1,0 +1,479 @@
+"""Reinforcement learning across federations: `equipoise train-policy`.
+
+An episode is a whole small federation. Its clients and their needs are drawn anew: label skew, few
+rows, rotated or scrambled inputs, permuted labels, and mixtures of these. At every decision the
+policy samples a part for each client, which holds it for a twelfth of the run. At the end
+
+    return_i = accuracy of client i's own model
+               + TEAM_SHARE x mean (accuracy of own models + GLOBAL_SHARE x that of the global one)
+
+relative to the mean accuracy of own models. What the others gain must count much: a client that
+keeps its own model gains alone by it, and all lose when nobody shares.
+
+Every federation is played by `REPLICAS` teams with the same data, start and mini-batches, which
+differ only in the sampled parts; the mean return of a client over its replicas is the baseline of
+the policy gradient (REINFORCE with the clipped ratio of PPO, arXiv:1707.06347, for several steps
+on one batch).
+
+All federations of a batch are computed in one stack: models are `[E, C, ...]` for E federations of
+C clients. A client is a network with one hidden layer, whose gradient is written by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.config.schema import Options, option
+from equipoise.methods.fedpolicy.network import (
+    DECISIONS_PER_RUN,
+    FOUR_PARTS,
+    Observation,
+    PolicyNetwork,
+    client_features,
+    init_network,
+)
+from equipoise.methods.fedpolicy.state import FULL_STEP_WEIGHT, TINY
+from equipoise.rl.nn import DTYPE
+
+TEAM_SHARE = 4.0
+GLOBAL_SHARE = 0.25
+REPLICAS = 4
+CLIP = 0.2  # of the ratio of PPO
+STEPS_PER_BATCH = 4
+MIN_LEVEL = 0.05  # of the mean accuracy, by which returns are divided
+INPUTS = 20
+HIDDEN = 24
+CLASSES = 10
+MODES = 4  # clusters of inputs in each class
+BATCH_ROWS = 10
+TEST_ROWS = 60
+STALENESS_DECAY = 0.5
+MAX_ROWS = 120  # training rows of a client
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Options):
+    """Options of a training run."""
+
+    batches: int = option(100, "batches of episodes", low=1)
+    federations: int = option(12, "federations in a batch, each played by several teams", low=1)
+    clients: int = option(10, "clients of a federation", low=2)
+    rounds: int = option(24, "rounds of a federation", low=2)
+    lr: float = option(0.015, "learning rate of Adam in the first batch; it falls to 0", above=0)
+    entropy: float = option(0.01, "weight of the entropy in the first batch; falls to 0", low=0)
+    seed: int = option(1, "seed of everything", low=0)
+
+
+def describe(options: TrainingOptions) -> dict[str, object]:
+    """Return a note for the file of a policy: its command and what it was trained on."""
+    defaults = TrainingOptions()
+    given = [
+        f"--{name} {value}"
+        for name, value in vars(options).items()
+        if name != "seed" and value != getattr(defaults, name)
+    ]
+    episodes = options.batches * options.federations * REPLICAS
+    return {
+        "command": " ".join(["equipoise train-policy --seed", str(options.seed), *given]),
+        "episodes": f"{episodes} federations of {options.clients} clients, {options.rounds} rounds",
+    }
+
+
+class Federations(NamedTuple):
+    """Data of E federations of C clients.
+
+    Attributes:
+        x: Training inputs `[E, C, MAX_ROWS, INPUTS]`; rows from `size` on are not used.
+        y: Their labels `[E, C, MAX_ROWS]`.
+        size: Training rows `[E, C]`.
+        val_x: Validation inputs, of which `val_size` count.
+        val_y: Their labels.
+        val_size: Validation rows `[E, C]`.
+        test_x: Test inputs `[E, C, TEST_ROWS, INPUTS]`.
+        test_y: Their labels.
+        lr: Learning rate of the first round `[E]`.
+        falls: Whether the rate falls to a hundredth over the run `[E]`.
+        epochs: Local epochs `[E]`.
+        kind: Name of each federation's population.
+    """
+
+    x: Tensor
+    y: Tensor
+    size: Tensor
+    val_x: Tensor
+    val_y: Tensor
+    val_size: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    lr: Tensor
+    falls: Tensor
+    epochs: Tensor
+    kind: tuple[str, ...]
+
+
+VIEWS = ("plain", "turned", "scrambled", "relabelled")
+VIEW_SHARES = (0.65, 0.15, 0.1, 0.1)
+
+
+def draw_federations(count: int, clients: int, generator: torch.Generator) -> Federations:
+    """Draw populations of clients that need different things."""
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(*shape, generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    drawn: dict[str, list[Tensor]] = {name: [] for name in ("x", "y", "size", "val_size")}
+    kinds = []
+    max_val = MAX_ROWS // 4
+    rows = MAX_ROWS + max_val + TEST_ROWS
+    for _ in range(count):
+        separation = float(uniform(0.9, 2.0, 1))
+        centers = separation * normal(CLASSES, MODES, INPUTS) / math.sqrt(2)
+        turns = torch.linalg.qr(normal(4, INPUTS, INPUTS)).Q
+        num_groups = int(torch.randint(1, 4, (1,), generator=generator))
+        group_of = torch.arange(clients) * num_groups // clients
+        views = torch.multinomial(torch.tensor(VIEW_SHARES), num_groups, True, generator=generator)
+        is_skewed = torch.rand(num_groups, generator=generator) < 0.6
+        log_alpha = uniform(math.log(0.08), math.log(1.0), num_groups)
+        has_few = torch.rand(num_groups, generator=generator) < 0.35
+        spread = float(uniform(0.0, 0.7, 1))
+        typical = float(uniform(40, 90, 1))
+        names = []
+        for group in range(num_groups):
+            skew = f"skewed {log_alpha[group].exp():.2f}" if is_skewed[group] else "even"
+            few = ", few rows" if has_few[group] else ""
+            names.append(f"{VIEWS[views[group]]}, {skew}{few}")
+        kinds.append(" | ".join(names))
+        for client in range(clients):
+            group = int(group_of[client])
+            shares = torch.full((CLASSES,), 1.0 / CLASSES)
+            if is_skewed[group]:
+                alpha = log_alpha[group].exp().expand(CLASSES)
+                gamma = torch._standard_gamma(alpha, generator=generator)
+                shares = gamma.clamp(min=1e-6)
+            label = torch.multinomial(shares, rows, True, generator=generator)
+            mode = torch.randint(MODES, (rows,), generator=generator)
+            inputs = centers[label, mode] + normal(rows, INPUTS)
+            if VIEWS[views[group]] == "turned":
+                inputs = inputs @ turns[client % 4]
+            elif VIEWS[views[group]] == "scrambled":
+                inputs = inputs[:, torch.randperm(INPUTS, generator=generator)]
+                inputs = inputs * torch.where(normal(INPUTS) > 0, 1.0, -1.0)
+            elif VIEWS[views[group]] == "relabelled":
+                label = torch.randperm(CLASSES, generator=generator)[label]
+            size = typical * math.exp(spread * float(normal(1)))
+            if has_few[group]:
+                size *= 0.25
+            size = min(max(round(size), 8), MAX_ROWS)
+            drawn["x"].append(inputs)
+            drawn["y"].append(label)
+            drawn["size"].append(torch.tensor(size))
+            drawn["val_size"].append(torch.tensor(max(2, size // 4)))
+    x = torch.stack(drawn["x"]).reshape(count, clients, rows, INPUTS) / 2
+    y = torch.stack(drawn["y"]).reshape(count, clients, rows)
+    val = slice(MAX_ROWS, MAX_ROWS + max_val)
+    return Federations(
+        x=x[:, :, :MAX_ROWS],
+        y=y[:, :, :MAX_ROWS],
+        size=torch.stack(drawn["size"]).reshape(count, clients),
+        val_x=x[:, :, val],
+        val_y=y[:, :, val],
+        val_size=torch.stack(drawn["val_size"]).reshape(count, clients),
+        test_x=x[:, :, -TEST_ROWS:],
+        test_y=y[:, :, -TEST_ROWS:],
+        lr=uniform(math.log(0.2), math.log(1.0), count).exp(),
+        falls=torch.rand(count, generator=generator) < 0.7,
+        epochs=torch.randint(2, 4, (count,), generator=generator),
+        kind=tuple(kinds),
+    )
+
+
+def repeat(data: Federations, replicas: int) -> Federations:
+    """Return every federation several times, in the order 0, 0, 0, 0, 1, 1, ..."""
+    repeated = {
+        name: value.repeat_interleave(replicas, 0)
+        for name, value in data._asdict().items()
+        if isinstance(value, Tensor)
+    }
+    return data._replace(**repeated, kind=tuple(k for k in data.kind for _ in range(replicas)))
+
+
+class Model(NamedTuple):
+    """Models of clients `[E, C, ...]`, or global models `[E, 1, ...]`; the head is `w2`, `b2`."""
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+def outputs(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return hidden units and logits for inputs `[E, C, n, INPUTS]`."""
+    hidden = torch.relu(x @ model.w1 + model.b1[..., None, :])
+    return hidden, hidden @ model.w2 + model.b2[..., None, :]
+
+
+def sgd_step(model: Model, x: Tensor, y: Tensor, lr: Tensor) -> Model:
+    """Take a step on the mean cross-entropy of mini-batches, with a rate `[E, C]` per client."""
+    hidden, logits = outputs(model, x)
+    error = torch.softmax(logits, -1)
+    error.scatter_add_(-1, y[..., None], torch.full_like(error[..., :1], -1.0))
+    error = error / x.shape[-2]
+    back = (error @ model.w2.transpose(-1, -2)) * (hidden > 0)
+    step = lr[..., None]
+    return Model(
+        model.w1 - step[..., None] * (x.transpose(-1, -2) @ back),
+        model.b1 - step * back.sum(-2),
+        model.w2 - step[..., None] * (hidden.transpose(-1, -2) @ error),
+        model.b2 - step * error.sum(-2),
+    )
+
+
+def accuracy(model: Model, x: Tensor, y: Tensor, size: Tensor) -> Tensor:
+    """Return the accuracy `[E, C]` on the first `size` rows."""
+    is_right = outputs(model, x)[1].argmax(-1) == y
+    counts = torch.arange(y.shape[-1]) < size[..., None]
+    return (is_right & counts).sum(-1) / size
+
+
+def train_clients(
+    model: Model, data: Federations, lr: Tensor, draws: Tensor, steps: Tensor
+) -> Model:
+    """Train all clients for one round.
+
+    Args:
+        model: Their models.
+        data: Their data.
+        lr: Rates `[E]`.
+        draws: Uniform numbers `[max steps, E, C, BATCH_ROWS]` that choose rows.
+        steps: Steps of each client `[E, C]`.
+    """
+    inputs = data.x.shape[-1]
+    for step, draw in enumerate(draws):
+        rows = (draw * data.size[..., None]).long()
+        x = data.x.gather(2, rows[..., None].expand(*rows.shape, inputs))
+        y = data.y.gather(2, rows)
+        model = sgd_step(model, x, y, lr[:, None] * (step < steps))
+    return model
+
+
+def install(parts: Tensor, received: Model, own: Model) -> Model:
+    """Return the models that clients start from, having installed parts `[E, C]`."""
+    takes = FOUR_PARTS.membership[parts]
+    body, head = takes[..., 0, None], takes[..., 1, None]
+    return Model(
+        torch.where(body[..., None], received.w1, own.w1),
+        torch.where(body, received.b1, own.b1),
+        torch.where(head[..., None], received.w2, own.w2),
+        torch.where(head, received.b2, own.b2),
+    )
+
+
+def aggregate(received: Model, own: Model, size: Tensor, ages: Tensor) -> Model:
+    """Return the next global models: as `BlockSets.block_weights` and `damp_stale_blocks`.
+
+    Args:
+        received: The global models.
+        own: The clients' uploads.
+        size: Rows of each client `[E, C]`, its weight.
+        ages: Rounds since each client installed backbone and head `[E, C, 2]`.
+    """
+    fresh = STALENESS_DECAY ** ages.float()
+    weights = size[..., None] * fresh / fresh.max(1, keepdim=True).values
+    weights = weights / weights.sum(1, keepdim=True)
+    moves = (fresh.mean(1) / FULL_STEP_WEIGHT).clamp(max=1.0)
+
+    def mean(old: Tensor, new: Tensor, block: int) -> Tensor:
+        ones = [1] * (new.dim() - 2)
+        average = (weights[..., block].reshape(*weights.shape[:2], *ones) * new).sum(1, True)
+        return old + moves[:, block].reshape(-1, 1, *ones) * (average - old)
+
+    return Model(
+        mean(received.w1, own.w1, 0),
+        mean(received.b1, own.b1, 0),
+        mean(received.w2, own.w2, 1),
+        mean(received.b2, own.b2, 1),
+    )
+
+
+class Episode(NamedTuple):
+    """What happened in E federations.
+
+    Attributes:
+        personal: Test accuracy of each client's own model at the end `[E, C]`.
+        global_: Test accuracy of the global model on each client's rows `[E, C]`.
+        features: What the policy observed at each decision `[D, E, C, F]`.
+        actions: The parts that it chose `[D, E, C]`.
+    """
+
+    personal: Tensor
+    global_: Tensor
+    features: Tensor
+    actions: Tensor
+
+
+Choose = Callable[[Tensor, float], Tensor]
+"""Maps features `[E, C, F]` and the share of the run that is over to parts `[E, C]`."""
+
+
+def play(
+    data: Federations, rounds: int, replicas: int, choose: Choose, generator: torch.Generator
+) -> Episode:
+    """Run all federations to the end; replicas have the same start and mini-batches."""
+    count, clients = data.size.shape
+    distinct = count // replicas
+
+    def same(*shape: int) -> Tensor:
+        return torch.rand(distinct, *shape, generator=generator).repeat_interleave(replicas, 0)
+
+    def start(*shape: int) -> Tensor:
+        return (2 * same(1, *shape) - 1) / math.sqrt(shape[0])
+
+    zeros = torch.zeros(count, 1, HIDDEN)
+    received = Model(
+        start(INPUTS, HIDDEN), zeros, start(HIDDEN, CLASSES), zeros[..., :CLASSES].clone()
+    )
+    own = Model(*(value.expand(-1, clients, *value.shape[2:]).contiguous() for value in received))
+    installed_round = torch.zeros(count, clients, 2, dtype=torch.int64)
+    parts = torch.zeros(count, clients, dtype=torch.int64)
+    steps = (data.epochs[:, None] * data.size / BATCH_ROWS).ceil().long()
+    hold = max(1, round(rounds / DECISIONS_PER_RUN))
+    known = torch.ones(count, clients, dtype=torch.bool)
+    probe = previous = None
+    observed = []
+    actions = []
+    for round_ in range(1, rounds + 1):
+        if probe is not None and (round_ - 1) % hold == 0:
+            over = (round_ - 1) / rounds
+            seen = Observation(
+                accuracy=probe,
+                previous=probe if previous is None else previous,
+                is_known=known,
+                installs=FOUR_PARTS.membership[parts],
+                num_rows=data.size,
+                num_val_rows=data.val_size,
+                time_left=torch.full((count,), 1.0 - over),
+            )
+            observed.append(client_features(seen))
+            parts = choose(observed[-1], over)
+            actions.append(parts)
+        if round_ % hold == 0 and round_ < rounds:
+            previous = probe
+            scores = [
+                accuracy(
+                    install(torch.full_like(parts, part), received, own),
+                    data.val_x,
+                    data.val_y,
+                    data.val_size,
+                )
+                for part in range(len(FOUR_PARTS))
+            ]
+            probe = torch.stack(scores, -1)
+        fall = 0.5 * (1 + math.cos(math.pi * (round_ - 1) / max(1, rounds - 1)))
+        lr = data.lr * torch.where(data.falls, 0.01 + 0.99 * fall, 1.0)
+        draws = torch.rand(
+            int(steps.max()), distinct, clients, BATCH_ROWS, generator=generator
+        ).repeat_interleave(replicas, 1)
+        own = train_clients(install(parts, received, own), data, lr, draws, steps)
+        takes = FOUR_PARTS.membership[parts]
+        installed_round = torch.where(takes, round_, installed_round)
+        received = aggregate(received, own, data.size, round_ - installed_round)
+    test_size = torch.full_like(data.size, TEST_ROWS)
+    whole = install(torch.zeros_like(parts), received, own)
+    return Episode(
+        accuracy(own, data.test_x, data.test_y, test_size),
+        accuracy(whole, data.test_x, data.test_y, test_size),
+        torch.stack(observed),
+        torch.stack(actions),
+    )
+
+
+def advantages(episode: Episode) -> Tensor:
+    """Return each client's return less its mean over replicas `[E, C]`, in units of its spread."""
+    own = episode.personal
+    team = own.mean(1, keepdim=True)
+    shared = team + GLOBAL_SHARE * episode.global_.mean(1, keepdim=True)
+    returns = ((own + TEAM_SHARE * shared) / team.clamp(min=MIN_LEVEL)).unflatten(0, (-1, REPLICAS))
+    differences: Tensor = (returns - returns.mean(1, keepdim=True)).flatten(0, 1)
+    return differences / differences.square().mean().sqrt().clamp(min=TINY)
+
+
+def train(
+    options: TrainingOptions, on_batch: Callable[[int, Episode, PolicyNetwork], None]
+) -> PolicyNetwork:
+    """Train a policy.
+
+    Args:
+        options: How.
+        on_batch: Called after each batch with its number from 1, its episode and the policy.
+
+    Returns:
+        The policy.
+    """
+    generator = torch.Generator().manual_seed(options.seed)
+    network = PolicyNetwork(*(layer.requires_grad_() for layer in init_network(generator)))
+    optimizer = torch.optim.Adam(list(network), lr=options.lr)
+    for batch in range(1, options.batches + 1):
+        left = 1.0 - (batch - 1) / options.batches
+        data = repeat(draw_federations(options.federations, options.clients, generator), REPLICAS)
+        with torch.no_grad():
+            choose = sampled(network, generator)
+            episode = play(data, options.rounds, REPLICAS, choose, generator)
+            advantage = advantages(episode).to(DTYPE)
+            old = log_chances(network, episode)
+        for group in optimizer.param_groups:
+            group["lr"] = options.lr * left
+        for _ in range(STEPS_PER_BATCH):
+            ratio = (log_chances(network, episode) - old).exp()
+            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
+            logs = torch.log_softmax(network.logits(episode.features), -1)
+            entropy = -(logs.exp() * logs).sum(-1).mean()
+            optimizer.zero_grad()
+            (-gain.mean() - options.entropy * left * entropy).backward()
+            optimizer.step()
+        on_batch(batch, episode, network)
+    return PolicyNetwork(*(layer.detach() for layer in network))
+
+
+def log_chances(network: PolicyNetwork, episode: Episode) -> Tensor:
+    """Return the log probability of every action `[D, E, C]`."""
+    logs: Tensor = torch.log_softmax(network.logits(episode.features), -1)
+    return logs.gather(-1, episode.actions[..., None])[..., 0]
+
+
+def sampled(network: PolicyNetwork, generator: torch.Generator) -> Choose:
+    """Return the choice of parts by chance, as likely as the policy has them."""
+
+    def choose(features: Tensor, over: float) -> Tensor:
+        chances = torch.softmax(network.logits(features), -1).flatten(0, -2)
+        drawn = torch.multinomial(chances, 1, generator=generator)
+        return drawn.reshape(features.shape[:-1])
+
+    return choose
+
+
+def greedy(network: PolicyNetwork) -> Choose:
+    """Return the choice of the most likely part."""
+
+    def choose(features: Tensor, over: float) -> Tensor:
+        return network.logits(features).argmax(-1)
+
+    return choose
+
+
+def schedule(*steps: tuple[str, float]) -> Choose:
+    """Return an open-loop schedule: pairs of part and share of the run at which it ends."""
+
+    def choose(features: Tensor, over: float) -> Tensor:
+        name = next((part for part, end in steps if over < end - 1e-9), steps[-1][0])
+        return torch.full(features.shape[:-1], FOUR_PARTS.index(name))
+
+    return choose
