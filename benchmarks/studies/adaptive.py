@@ -47,9 +47,13 @@ def options(method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | 
 def cells(results: Results) -> Iterable[Cell]:
     """Yield one of 100 by default first, then larger shares and the rule, seed by seed."""
     for seed in SEEDS:
+        clean = set()
         for share in SHARES:
             for rule in RULES[:1] if share == SHARES[0] else RULES:
-                attacks = ("none", *(f"{attack}:{share}" for attack in ATTACKS))
+                attacks = [f"{attack}:{share}" for attack in ATTACKS]
+                if rule not in clean:
+                    attacks = ["none", *attacks]
+                    clean.add(rule)
                 yield from grid(options, method=METHODS, rule=(rule,), attack=attacks, seed=(seed,))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.lab import Cell, Record, Results, Study, grid
 from benchmarks.lab.cell import percent, run
-from benchmarks.lab.plots import Series, drawing, lines
+from benchmarks.lab.plots import drawing
 from benchmarks.lab.tables import as_options, made_at, paired, spread, table
 from equipoise.experiment.certificate import certify_run
 
@@ -106,9 +106,6 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             if "excess" in n
         ]
         result["budget"] = [[round(fmean(values), 5) for values in row] for row in rows[::EVERY]]
-    if "log_utility_global" in notes[-1]:  # figure 2
-        names = ("log_utility_global", "log_utility_local")
-        result["utilities"] = [[round(note[name], 4) for name in names] for note in notes[::EVERY]]
     return result
 
 
@@ -209,28 +206,6 @@ def certificates(results: Results) -> list[str]:
     return table([*head, "the aggregate's"], rows)
 
 
-def draw_rewards(results: Results, path: Path) -> None:
-    """Figure 2: accuracies and log utilities over rounds, PAGE's default, first seed."""
-    found = [r for r in results.where(variant="page-default") if "utilities" in r.result]
-    with drawing(path) as (axis,):
-        if not found:
-            axis.set(title="not computed")
-            return
-        record = found[0]
-        rounds = [row[0] for row in record["curve"]]
-        colours = {"global": "#0072B2", "local": "#D55E00"}
-        series = [
-            Series(f"{side} accuracy", rounds, [row[place] for row in record["curve"]], colour)
-            for place, (side, colour) in enumerate(colours.items(), start=1)
-        ]
-        lines(axis, series, f"PAGE, default reading, seed {record['seed']}", "round", "accuracy %")
-        right = axis.twinx()
-        played = [1 + EVERY * place for place in range(len(record["utilities"]))]
-        for place, colour in enumerate(colours.values()):
-            right.plot(played, [row[place] for row in record["utilities"]], ":", color=colour)
-        right.set_ylabel("log utility on validation rows (dotted)")
-
-
 def draw_ablation(results: Results, path: Path) -> None:
     """Figure 3: what each control does to both accuracies, in the paper's reading.
 
@@ -290,5 +265,5 @@ STUDY = Study(
             "speed": speed,
         },
     },
-    figures={"rewards.svg": draw_rewards, "ablation.svg": draw_ablation},
+    figures={"ablation.svg": draw_ablation},
 )

@@ -14,7 +14,8 @@ from equipoise.cli import COMMANDS, main
 PAGE = Path(__file__).parents[2] / "docs" / "for-programs.md"
 WITHOUT_RESULT = {"studio", "flower run", "flower node"}
 """They serve until they are stopped."""
-IN_OTHER_TESTS = {"play", "flower certs", "flower register", "flower proxy"}
+IN_OTHER_TESTS = {"play", "flower certs", "flower register", "flower proxy", "flower rehearse"}
+
 """`play` needs a trained agent, the others need Flower."""
 
 

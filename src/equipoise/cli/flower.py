@@ -296,11 +296,15 @@ def _rehearse(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", default="", help="folder for logs and the run (default: a temporary one)"
     )
+    add_json(parser)
     values = parser.parse(arguments)
     from equipoise.flower.rehearsal import RehearsalConfig, rehearse
 
     config = RehearsalConfig(values.nodes, values.minutes, values.out)
     config.check()
     needs_flower()
-    accidents = rehearse(config, lambda line: print(line, flush=True))
+    progress = sys.stderr if values.json else sys.stdout
+    accidents = rehearse(config, lambda line: print(line, flush=True, file=progress))
+    if values.json:
+        print_json(accidents=list(accidents))
     return int(not all(accident.survived for accident in accidents))
