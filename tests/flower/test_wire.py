@@ -238,3 +238,13 @@ def test_sites_outside_training_are_no_clients_and_are_asked_by_themselves(clock
     assert over.ask_guests({guest: b"model"}, 5.0) == {}
     del grid.answers[8]
     assert over.guests() == []
+
+
+def test_a_refused_introduction_is_read_once(clock: Clock, tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    over = GridWire(Grid({7: hello(0), 8: hello(5)}), 2, 1, 60.0, None, audit)  # type: ignore[arg-type]
+    assert over.present() == {0: 5}
+    assert over.present() == {0: 5}
+    events = [json.loads(line)["event"] for line in audit.file.read_text().splitlines()]
+    assert sorted(events) == ["joined", "refused"]
+    assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600

@@ -26,7 +26,7 @@ from equipoise.records.decision import Decision
 from equipoise.records.run_dir import RunFolder
 from equipoise.records.summary import Summary
 from equipoise.utils import io, serialization
-from equipoise.utils.errors import UsageError, did_you_mean, install_hint
+from equipoise.utils.errors import PYTHON_OBJECT, UsageError, did_you_mean, install_hint
 from equipoise.utils.metrics import format_score
 from equipoise.utils.record import from_json
 
@@ -160,7 +160,7 @@ def card_text(
         else "tags: [federated-learning, equipoise]",
         "---",
         "",
-        f"# {card.method} on {card.task}",
+        f"# {card.method} on {card.task.removeprefix(f'{PYTHON_OBJECT}:')}",
         "",
         f"A `{card.model}` model, trained by federated learning among {summary.clients_seen} "
         f"clients{named}.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -32,7 +33,8 @@ class AuditLog:
             return
         if not self.file.exists():
             io.make_folder(self.file.parent, private=True)
-            io.write_bytes(self.file, b"", private=True)
+            # Two processes of one node may create it at once: neither may remove the other's.
+            os.close(os.open(self.file, os.O_CREAT | os.O_WRONLY, 0o600))
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **metadata}
         io.append(self.file, json.dumps(line) + "\n")
 

@@ -25,6 +25,7 @@ MIN_POLL_INTERVAL = 0.02  # seconds; doubles after each poll
 MAX_POLL_INTERVAL = 0.5
 MAX_HELLO_BYTES = 4096  # of a node's introduction
 HELLO_RETRY = 120.0  # seconds until a node that did not introduce itself is asked again
+ANSWERED = ""  # in the place of the id of a question that a node has answered
 GUEST_WAIT = 20.0  # seconds that nodes have to introduce themselves after the last round
 NO_AUDIT = AuditLog(None)
 
@@ -109,7 +110,7 @@ class GridWire:
         for _ in _polls(GUEST_WAIT):
             nodes = set(self.grid.get_node_ids())
             self._greet(nodes)
-            if not nodes - self._known.keys() - self._guests.keys():
+            if not any(id for id, _ in self._asked.values()):
                 break
         return [guest for node, guest in sorted(self._guests.items()) if node in nodes]
 
@@ -174,12 +175,12 @@ class GridWire:
         if new:
             ids = self._push(dict.fromkeys(new, question), MessageType.QUERY, HELLO_RETRY)
             self._asked |= {n: (id, now) for n, id in zip(new, ids, strict=True) if id}
-        answered = self._known.keys() | self._guests.keys()
-        open_questions = {id: n for n, (id, _) in self._asked.items() if n not in answered}
+        open_questions = {id: n for n, (id, _) in self._asked.items() if id}
         if open_questions:
             for reply in self.grid.pull_messages(list(open_questions)):
                 node = open_questions.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
+                    self._asked[node] = (ANSWERED, self._asked[node][1])
                     self._read_hello(node, reply)
 
     def _read_hello(self, node: int, reply: Message) -> None:
