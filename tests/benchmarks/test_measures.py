@@ -42,11 +42,19 @@ def test_page(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["learned-seed11", "fedavg-seed11", "local-seed11"])
+@pytest.mark.parametrize("name", ["fedavg-seed11", "local-seed11"])
 def test_fedpolicy(name: str, tmp_path: Path) -> None:
     if not DATA.is_dir():
         pytest.skip(f"no data sets in {DATA}")
     assert not short("fedpolicy", f"M3-{name}", tmp_path, data=str(DATA), **SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trained-seed71", "full:0.8,none-seed71", "fedavg-seed71"])
+def test_redistribution(name: str, tmp_path: Path) -> None:
+    if not DATA.is_dir():
+        pytest.skip(f"no data sets in {DATA}")
+    assert not short("redistribution", f"M3-{name}", tmp_path, data=str(DATA), **SHORT)
 
 
 @pytest.mark.slow
