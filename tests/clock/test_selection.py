@@ -25,7 +25,7 @@ from equipoise.core.client_selection import top_scores
 from equipoise.experiment.runner import build_task, run
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
-from equipoise.utils.rng import cohort
+from equipoise.utils.rng import sample_cohort
 from helpers import cut_and_resumed, timeless
 
 NAN = math.nan
@@ -55,7 +55,7 @@ def chosen(selection, among, state=None):
 
 
 def test_uniform_is_the_cohort_of_every_method():
-    assert chosen(Uniform(), pool(3, 10)) == cohort(0, 3, 10, 0.3).tolist()
+    assert chosen(Uniform(), pool(3, 10)) == sample_cohort(0, 3, 10, 0.3).tolist()
     assert chosen(Uniform(), pool(9, 5)) == [0, 1, 2, 3, 4]
 
 
