@@ -26,8 +26,8 @@ def test_a_rehearsal_survives_every_accident(tmp_path: Path) -> None:
     assert "none twice and none missing" in done.stdout
     left = [
         entry
-        for entry in Path("/proc").glob("[0-9]*/environ")
-        if str(tmp_path / "out").encode() in _read(entry)
+        for entry in Path("/proc").glob("[0-9]*")
+        if str(tmp_path / "out").encode() in _read(entry / "environ") + _read(entry / "cmdline")
     ]
     assert not left
 

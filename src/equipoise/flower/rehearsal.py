@@ -152,6 +152,7 @@ class Stage:
     config: RehearsalConfig
     relays: list[Relay] = field(default_factory=list)
     namespaces: list[Namespace] = field(default_factory=list)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Make certificates, namespaces and the configuration of nginx."""
@@ -246,7 +247,7 @@ class Stage:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         with open(self.folder / f"{name}.log", "ab") as log:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 ["timeout", "--kill-after=5", str(life), *command],
                 env=env,
                 stdout=log,
@@ -254,6 +255,7 @@ class Stage:
                 cwd=self.folder,
                 start_new_session=True,
             )
+        self.started.append(process)
 
     def _processes(self, name: str, command: str = "") -> list[int]:
         """Return the processes that were started under a name, and all their children."""
@@ -279,6 +281,10 @@ class Stage:
             for name in names:
                 self._kill(name)
             time.sleep(0.2)
+        for process in self.started:  # nginx overwrites its environment, and the mark in it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
         for relay in self.relays:
             relay.close()
         for namespace in self.namespaces:
