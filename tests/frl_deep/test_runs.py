@@ -263,7 +263,7 @@ def test_wrong_pairs_are_refused(tmp_path, capsys):
         ("--method fedprox --task cartpole", "learn by temporal differences"),
         ("--method perdqnavg --task cartpole --model mlp", "needs a net with an embedding"),
         ("--method perdqnavg --task cartpole --head-steps 2", "head_steps must be 0"),
-        ("--method fedpolicy --base dqnavg --task cartpole", "has none"),
+        ("--method fedpolicy --policy trained --base dqnavg --task cartpole", "has none"),
         ("--method page --task cartpole --val-episodes 2", "learn by temporal differences"),
         ("--method joint --task cartpole --val-episodes 2", "learn by temporal differences"),
         ("--method fedala --task cartpole", "learn by temporal differences"),
