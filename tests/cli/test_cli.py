@@ -218,6 +218,8 @@ def test_help_shows_the_usual_options_and_those_of_a_named_method_and_task():
     named = equipoise_cli("run", "--method", "finetune", "--task", "synthetic", "--help").stdout
     assert {"--tune-lr", "--tune-epochs", "--clients", "--beta"} <= shown(named)
     assert shown(named) - shown(short) == {"--tune-lr", "--tune-epochs", *of_task("synthetic")}
+    assert "equipoise run --task tables --help" in " ".join(short.split())
+    assert "--task tables" not in named
 
 
 def test_help_all_shows_every_option():

@@ -101,9 +101,13 @@ def _equal_mean(method: Any, task: Any) -> dict:
     return kept[0]
 
 
+def no_noise(client: Any, shape: torch.Size, number: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
+
+
 def test_under_noise_every_client_counts_alike_whatever_the_method_weighs_by() -> None:
     task = small_task("mlp")
-    method = with_differential_privacy(FedAvg(), PrivacyConfig(100.0, 1e-14))
+    method = with_differential_privacy(FedAvg(), PrivacyConfig(100.0, 0.001), no_noise)
     assert (
         largest_difference(
             simulate(method, task, 1).params,
@@ -181,7 +185,9 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         ("page", {}, "'received_loss', which would leave it unprotected"),
         ("autopilot", {}, "'loss', which would leave it unprotected"),
         ("fedex", {}, "which would leave it unprotected"),
-        ("fedpolicy", {}, "which would leave it unprotected"),
+        ("fedpolicy", {}, "has no reference to clip its update of it"),
+        ("fedpolicy", {"policy": "full:0.99,none"}, "has no reference to clip its update of it"),
+        ("fedpolicy", {"policy": "trained"}, "which would leave it unprotected"),
         (
             "fedpolicy",
             {"policy": "backbone", "block_weights": "off"},

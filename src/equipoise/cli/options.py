@@ -44,6 +44,11 @@ COMMON_OPTIONS = (
 )
 """Options that ``--help`` always shows."""
 HELP_FLAGS = ("-h", "--help", "--help-all")
+TABLES_HINT = (
+    "Your own tables: {command} --data FOLDER --target COLUMN. Their options: "
+    "{command} --task tables --help"
+)
+"""Last line of the help of a command where no task is named."""
 
 
 def parse_run_options(
@@ -125,6 +130,8 @@ def add_options(
     named_owners = [
         owner for owner, names in flags.items() if any(t.startswith(names) for t in arguments)
     ]
+    if "task" not in named_owners:
+        parser.epilog = TABLES_HINT.format(command=parser.prog)
     named_owners += shown_owners
     show_all = "--help-all" in arguments
     groups = {

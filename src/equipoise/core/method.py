@@ -73,6 +73,8 @@ class Capabilities:
         needs_server_data: The server evaluates models on rows of its own.
         learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
         uploads_vary: Uploads have other names or shapes in other rounds.
+        sends_every_block: In every round a client is sent every block that it uploads. Clipping
+            and secure sums need the sent block as the reference of an update.
     """
 
     aggregates_by_sum: bool = False
@@ -84,6 +86,7 @@ class Capabilities:
     needs_server_data: bool = False
     learner_kind: str = "gradient"
     uploads_vary: bool = False
+    sends_every_block: bool = True
 
 
 @dataclass(frozen=True)

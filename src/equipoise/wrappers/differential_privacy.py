@@ -148,13 +148,17 @@ class DifferentialPrivacy(MethodWrapper):
                 f"{self.name} is not offered with dp_clip: beside its model a client uploads "
                 f"'{unprotected}', which would leave it unprotected; choose another method"
             )
-        for block, names in task.info.blocks.items():
-            if set(names) & set(update.params) and sent[block] is not True:
-                raise UsageError(
-                    f"{self.name} is not offered with dp_clip: a client that was not sent a block "
-                    "has no reference to clip its update of it; choose a method that sends all "
-                    "the blocks that it collects"
-                )
+        is_sent = [
+            sent[block] is True
+            for block, names in task.info.blocks.items()
+            if set(names) & set(update.params)
+        ]
+        if not self.inner.capabilities.sends_every_block or not all(is_sent):
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip: a client that was not sent a block "
+                "has no reference to clip its update of it; choose a method that sends all "
+                "the blocks that it collects"
+            )
 
     # --- client -----------------------------------------------------------------------------
 

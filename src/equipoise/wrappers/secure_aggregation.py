@@ -103,6 +103,8 @@ class SecureAggregation(MethodWrapper):
             return "its clients upload no model"
         if not method.capabilities.aggregates_by_sum:
             return "its server must see the upload of every client, and would see their sum only"
+        if not method.capabilities.sends_every_block:
+            return "a client that was not sent a block has no reference for its term of the sum"
         update, _ = dry_run_upload(self.inner, task, training)
         if update.metrics:
             metric = next(iter(update.metrics))

@@ -105,7 +105,11 @@ class FedPolicy(ComposedMethod):
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """Return those of the base, except that clients keep the blocks they do not install."""
-        return replace(self.inner.capabilities, needs_previous_model=True)
+        return replace(
+            self.inner.capabilities,
+            needs_previous_model=True,
+            sends_every_block=self.agent.always_full,
+        )
 
     @property
     def overridden_hooks(self) -> frozenset[str]:

@@ -126,6 +126,11 @@ class Policy(ABC):
     config: PolicyConfig
     probes: ClassVar[bool] = False
 
+    @property
+    def always_full(self) -> bool:
+        """Whether every client is sent the whole model in every round."""
+        return False
+
     def init(self, num_clients: int) -> State:
         """Return the policy's state at the begin of a run."""
         return {}
@@ -170,6 +175,11 @@ class SchedulePolicy(Policy):
     """
 
     parts_over_run: tuple[tuple[str, float], ...] = (("full", 1.0),)
+
+    @property
+    def always_full(self) -> bool:
+        """Whether `full` is the only part."""
+        return {name for name, _ in self.parts_over_run} == {"full"}
 
     def part_at(self, round: int, num_rounds: int) -> str:
         """Return the name of the part in a round, from 1.

@@ -117,6 +117,15 @@ class Federations(NamedTuple):
     kind: tuple[str, ...]
 
 
+def _sample_gamma(alpha: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw from Gamma(alpha, 1) with a generator, which torch's distributions do not take."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(generator.get_state())
+        sample = torch.distributions.Gamma(alpha, torch.ones_like(alpha)).sample()
+        generator.set_state(torch.get_rng_state())
+    return sample
+
+
 VIEWS = ("plain", "turned", "scrambled", "relabelled")
 VIEW_SHARES = (0.65, 0.15, 0.1, 0.1)
 
@@ -157,8 +166,7 @@ def draw_federations(count: int, clients: int, generator: torch.Generator) -> Fe
             shares = torch.full((CLASSES,), 1.0 / CLASSES)
             if is_skewed[group]:
                 alpha = log_alpha[group].exp().expand(CLASSES)
-                gamma = torch._standard_gamma(alpha, generator=generator)
-                shares = gamma.clamp(min=1e-6)
+                shares = _sample_gamma(alpha, generator).clamp(min=1e-6)
             label = torch.multinomial(shares, rows, True, generator=generator)
             mode = torch.randint(MODES, (rows,), generator=generator)
             inputs = centers[label, mode] + normal(rows, INPUTS)
