@@ -37,11 +37,24 @@ def command_process() -> Iterator[None]:
     _state["is_command"] = True
 
     def handle(number: int, frame: object) -> None:
+        if _is_loading_libraries():
+            os.write(2, b"equipoise: interrupted\n")
+            os._exit(1)
         start_countdown()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, handle)
     yield
+
+
+def _is_loading_libraries() -> bool:
+    """Return whether NumPy or PyTorch is being imported.
+
+    An exception that passes through their compiled start-up code aborts the process. Nothing has
+    been written by then, so that the process can end at once.
+    """
+    modules = [sys.modules.get(name) for name in ("numpy", "torch")]
+    return any(getattr(module.__spec__, "_initializing", False) for module in modules if module)
 
 
 def exit_if_interrupted(code: int) -> None:
