@@ -889,15 +889,21 @@ def _download_bytes(
     common = tree_bytes(message.broadcast) + tree_bytes(message.per_client, stacked=True)
     if message.hparams is not None:
         common += tree_bytes(message.hparams, stacked=True)
-    total = torch.full((len(client_ids),), common, dtype=torch.int64)
+    varying = torch.zeros(len(client_ids), dtype=torch.int64)
     for block, names in blocks.items():
+        sent = message.sent_blocks[block]
         whole = {name: message.params[name] for name in names if name not in message.sent_rows}
-        size = torch.tensor(tree_bytes(whole))
+        size = tree_bytes(whole)
+        if sent is True:
+            common += size
+        elif sent is not False:
+            varying += size * sent.long()
         for name in message.sent_rows.keys() & set(names):
             value = message.params[name]
             rows = message.sent_rows[name]
-            size = size + (rows[:, 1] - rows[:, 0]) * (value.nbytes // max(len(value), 1))
-        total += size * torch.as_tensor(message.sent_blocks[block]).long()
+            part = (rows[:, 1] - rows[:, 0]) * (value.nbytes // max(len(value), 1))
+            varying += part * torch.as_tensor(sent).long()
+    total = varying + common
     if results.unsent:
         total *= torch.tensor([client not in results.unsent for client in client_ids.tolist()])
     return total
