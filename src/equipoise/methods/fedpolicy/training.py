@@ -276,7 +276,8 @@ def train_clients(
 def install(parts: Tensor, received: Model, own: Model) -> Model:
     """Return the models that clients start from, having installed parts `[E, C]`."""
     takes = FOUR_PARTS.membership[parts]
-    body, head = takes[..., 0, None], takes[..., 1, None]
+    body = takes[..., 0, None]
+    head = takes[..., 1, None]
     return Model(
         torch.where(body[..., None], received.w1, own.w1),
         torch.where(body, received.b1, own.b1),
