@@ -180,8 +180,8 @@ def horizon_scores(
     for model, probability in probabilities.items():
         if not np.isfinite(probability).all():
             continue
-        brier = [brier_score(*_taken(y, probability, rows), horizon) for rows in samples]
-        area = [horizon_auc(*_taken(y, probability, rows), horizon) for rows in samples]
+        brier = [brier_score(*_select_rows(y, probability, rows), horizon) for rows in samples]
+        area = [horizon_auc(*_select_rows(y, probability, rows), horizon) for rows in samples]
         scores.append(
             HorizonScores(
                 model=model,
@@ -195,7 +195,7 @@ def horizon_scores(
     return scores, curves
 
 
-def _taken(
+def _select_rows(
     y: NDArray[np.float64], probability: Floats, rows: NDArray[np.int64]
 ) -> tuple[Floats, Floats, Floats]:
     """Return times, events and probabilities of some rows."""
