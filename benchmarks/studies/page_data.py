@@ -24,15 +24,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "page": PAGE,
     "page-paper": PAGE | {"reading": "paper"},
 }
-COMMON: dict[str, Any] = {"clients": 10, "epochs": 2, "batch_size": 16, "executor": "loop"}
+COMMON: dict[str, Any] = {"batch_size": 16, "executor": "loop"}
 COLUMNS: dict[str, dict[str, Any]] = {
-    "shakespeare": COMMON
-    | {"task": "shakespeare", "role_samples": 300, "server_rows": 500, "rounds": 15},
-    "cifar100": COMMON
-    | {"task": "cifar100", "model": "resnet18", "pool": 2, "train_rows": 1000}
-    | {"server_rows": 500, "epochs": 1, "lr": 0.05, "rounds": 12},
-    "tinyimagenet": COMMON
-    | {"task": "tinyimagenet", "model": "cnn", "pool": 4, "lr": 0.05, "rounds": 25},
+    "shakespeare": {"task": "shakespeare", "clients": 5, "role_samples": 400, "server_rows": 500}
+    | COMMON
+    | {"epochs": 2, "rounds": 10},
+    "tinyimagenet": {"task": "tinyimagenet", "model": "cnn", "pool": 4, "clients": 10}
+    | COMMON
+    | {"epochs": 2, "lr": 0.05, "rounds": 12},
+    "cifar100": {"task": "cifar100", "model": "resnet18", "pool": 2, "clients": 5}
+    | COMMON
+    | {"train_rows": 500, "server_rows": 500, "epochs": 1, "lr": 0.05, "rounds": 10},
 }
 PAPER = {  # Table 1 (global %, local %): 100 clients, whole data sets, 300 to 660 rounds.
     "shakespeare": {
