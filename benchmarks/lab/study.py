@@ -36,7 +36,7 @@ class Study:
 
     def page(self, results: Results) -> str:
         """The text with its tables."""
-        made = {**self.tables, "provenance": _provenance, "former_policy": _former_policy}
+        made = {**self.tables, "provenance": _provenance, "former_policy": former_policy}
         text = (TEXTS / f"{self.name}.md").read_text()
         return re.sub(
             r"\{\{(\w+)\}\}", lambda found: "\n".join(made[found[1]](results)).strip(), text
@@ -59,7 +59,7 @@ def find(name: str) -> Study:
     return study
 
 
-def _former_policy(results: Results) -> Lines:
+def former_policy(results: Results) -> Lines:
     """Say how many cells of FedPolicy were made with a policy that is no longer there."""
     old = [r for r in results if r.config.get("policy") == FORMER_POLICY]
     if not old:
