@@ -271,7 +271,7 @@ def over_budget() -> str:
 
 
 RUN = "equipoise run --task synthetic --method"
-FIFTY = "--clients 50 --rounds 300 --window 0 --seed 11"
+FIFTY = "--clients 50 --rounds 150 --window 0 --seed 11"
 TABLE1 = "../../benchmarks/results/table1/README.md"
 TABLE4 = "../../benchmarks/results/table4/README.md"
 BASELINES = (  # name, method, settings, options, published, verdict
@@ -333,7 +333,7 @@ PAGE = Paper(
             "partly: the interval of the local models contains zero",
         ),
         Claim(
-            "The same at 50 clients and 300 rounds, default reading beside its controls",
+            "The same at 50 clients and 150 rounds, default reading beside its controls",
             "methods/page/page.py Page",
             f"{RUN} page {FIFTY}",
             games(

@@ -14,7 +14,7 @@ from benchmarks.lab.tables import as_options, made_at, paired, spread, table
 from equipoise.experiment.certificate import certify_run
 
 SEEDS = (11, 12, 13)
-EVERY, SAMPLES = 10, 16
+ROUNDS, EVERY, SAMPLES = 150, 10, 16
 SIDES = {"global": "global", "local": "trained"}
 PAGE: dict[str, Any] = {"method": "page", "window": 0}
 GAMES: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ def options(game: str, variant: str, seed: int) -> dict[str, Any] | None:
     common = {
         "task": "synthetic",
         "clients": 50,
-        "rounds": 300,
+        "rounds": ROUNDS,
         "executor": "stacked",
         "eval_every": EVERY,
         "checkpoint_every": 10**6,
