@@ -58,7 +58,7 @@ class Record:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the cell was made under the present bound on influence in cohorts of 20 and more."""
+        """Whether the cell was made under the present bound on influence."""
         return self.started is not None and self.started >= BOUNDED_SINCE
 
     def to_json(self) -> str:
