@@ -117,7 +117,8 @@ def rows(*variants: str) -> Any:
                 if variant in own and found:
                     lines.append(_row(game, variant, found))
         head = ["game", "variant", "options", "rounds", "seeds", "global %", "local %"]
-        return table([*head, "paper (global / local, round)", "commit"], lines)
+        head += ["paper (global / local, round)", "commit"]
+        return table(head, lines) if lines else ["Not run yet."]
 
     return made
 
