@@ -9,7 +9,7 @@ from pathlib import Path
 
 from equipoise.cli.parser import Parser, Values
 from equipoise.config.schema import parse
-from equipoise.experiment.compare import suitable
+from equipoise.experiment.compare import first_methods, method_and_model, suitable
 from equipoise.methods import all_methods, find_method
 from equipoise.records.run_dir import read_options_file
 from equipoise.settings.option_registry import (
@@ -85,13 +85,14 @@ def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values
         data_task: Task of data without a task.
 
     Returns:
-        The options of the config file, with ``method`` and ``task`` of the command line.
+        The options of the config file, with ``method``, ``task`` and ``model`` of the command
+        line.
 
     Raises:
         UsageError: If method or task is not a text.
     """
     parser = Parser(add_help=False)
-    for name in ("--method", "--task", "--data", "--config"):
+    for name in ("--method", "--task", "--data", "--model", "--config"):
         parser.add_argument(name)
     values, _ = parser.parse_known_args(arguments)
     given = read_options_file(Path(values.config)) if values.config else {}
@@ -101,6 +102,8 @@ def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}: must be text")
         given[name] = value
+    if values.model:
+        given["model"] = values.model
     return given
 
 
@@ -182,26 +185,32 @@ def given_options(early: Values, values: Values, table: OptionTable) -> Values:
     return given
 
 
-def parse_several_methods(arguments: list[str], parser: Parser) -> tuple[Values, dict[str, Values]]:
+def parse_several_methods(
+    arguments: list[str], parser: Parser, with_models: bool = True
+) -> tuple[Values, dict[str, Values]]:
     """Parse the command line of a command for several methods.
 
     Args:
         arguments: Arguments of the command.
         parser: Parser of the command, with the command's own arguments.
+        with_models: Whether a method may have a model of its own, such as ``autopilot@linear``.
 
     Returns:
         All parsed values by name, and the options of each method.
 
     Raises:
-        UsageError: If ``--methods`` is empty or names a method twice.
+        UsageError: If ``--methods`` is empty, names a method twice, or gives one a model where
+            that is not possible.
     """
     without_help = [text for text in arguments if text not in HELP_FLAGS]
     early = early_options(without_help)
-    first_methods = ",".join(find_task(early["task"]).first_methods)
+    task = find_task(early["task"])
+    default = ",".join(first_methods(task, early.get("model", ""), with_models))
     parser.add_argument(
         "--methods",
-        default=first_methods,
-        help=f"names with commas between, or 'all' that suit (default: {first_methods})",
+        default=default,
+        help="names with commas between, or 'all' that suit; method@model gives one another model "
+        f"(default: {default})",
     )
     methods = parser.parse_known_args(without_help)[0].methods
     names = [name for name in methods.split(",") if name]
@@ -209,7 +218,10 @@ def parse_several_methods(arguments: list[str], parser: Parser) -> tuple[Values,
         names = list(all_methods())
     if not names or len(set(names)) < len(names):
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
-    tables = {name: options(find_method(name), find_task(early["task"])) for name in names}
+    models = {name: method_and_model(name)[1] for name in names}
+    if not with_models and any(models.values()):
+        raise UsageError("--methods has a method with a model of its own: give --model instead")
+    tables = {name: options(find_method(method_and_model(name)[0]), task) for name in names}
     merged = {key: option for table in tables.values() for key, option in table.items()}
     del merged["method"]
     add_options(parser, merged, {**early, "method": "' and '".join(names)}, arguments)

@@ -195,7 +195,7 @@ SPEC = TaskSpec(
     models=("mlp", "linear", "cnn1d", TREES, AUTO_MODEL),
     build=build,
     patience=10,
-    first_methods=("autopilot", "fedavg", "local"),
+    first_methods=("autopilot@linear", "autopilot", "fedavg", "local"),
 )
 
 
