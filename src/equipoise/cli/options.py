@@ -44,11 +44,20 @@ COMMON_OPTIONS = (
 )
 """Options that ``--help`` always shows."""
 HELP_FLAGS = ("-h", "--help", "--help-all")
-TABLES_HINT = (
-    "Your own tables: {command} --data FOLDER --target COLUMN. Their options: "
-    "{command} --task tables --help"
+TABLES = "tables"
+TABLES_TITLE = "your own tables (all of their options: {command} --task tables --help)"
+MAIN_TABLE_OPTIONS = (
+    "data",
+    "target",
+    "client_column",
+    "target_type",
+    "event",
+    "metric",
+    "ignore_columns",
+    "small_clients",
+    "folds",
 )
-"""Last line of the help of a command where no task is named."""
+"""Options of tables that ``--help`` shows first, also where no task is named."""
 
 
 def parse_run_options(
@@ -116,8 +125,8 @@ def add_options(
 ) -> None:
     """Add the options of a run to a parser, in groups by owner.
 
-    ``--help`` shows the common options and those of a method or task that is named on the command
-    line; ``--help-all`` shows all.
+    ``--help`` shows the common options, the main ones of tables, and those of a method or task that
+    is named on the command line; ``--help-all`` shows all.
 
     Args:
         parser: Parser of the command.
@@ -133,8 +142,15 @@ def add_options(
     named_owners = [
         owner for owner, names in flags.items() if any(t.startswith(names) for t in arguments)
     ]
-    if "task" not in named_owners:
-        parser.epilog = TABLES_HINT.format(command=parser.prog)
+    is_tables = early["task"] == TABLES
+    about_tables: OptionTable = table if is_tables else {}
+    if "task" not in named_owners and asks_for_help(arguments):
+        about_tables = options(find_method("fedavg"), find_task(TABLES))
+    main_options = {key: about_tables[key] for key in MAIN_TABLE_OPTIONS if key in about_tables}
+    if main_options:
+        group = parser.add_argument_group(TABLES_TITLE.format(command=parser.prog))
+        for key, option in main_options.items():
+            _add_option(group, key, option, option.help.replace("%", "%%"))
     named_owners += shown_owners
     show_all = "--help-all" in arguments
     groups = {
@@ -142,6 +158,8 @@ def add_options(
         for owner, title in GROUP_TITLES.items()
     }
     for key, option in table.items():
+        if key in main_options:
+            continue
         is_shown = show_all or option.owner in named_owners or key in COMMON_OPTIONS
         help = option.help.replace("%", "%%") if is_shown else argparse.SUPPRESS
         _add_option(groups[option.owner], key, option, help)
