@@ -119,5 +119,5 @@ def test_what_is_no_table_is_refused(
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.xlsx"
     path.write_bytes(b"PK no archive")
-    with pytest.raises(UsageError, match="cannot be read.*CSV UTF-8"):
+    with pytest.raises(UsageError, match=r"cannot be read.*CSV UTF-8"):
         read_table(path)
