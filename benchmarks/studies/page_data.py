@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import Cell, Results, Study, grid
-from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import as_options, made_at, spread, table
+from benchmarks.studies.readings import measure
 
 SEEDS = (11, 12, 13)
-SIDES = {"global": "global", "local": "trained", "personal": "personal"}
 PERSONAL = ("ditto", "fedala", "fedper")
 """Methods whose local models are the personal ones."""
 # The paper's 35 random rounds and 20 epochs are for some 900 rounds.
@@ -70,17 +68,6 @@ def options(column: str, method: str, seed: int) -> dict[str, Any]:
     kept = {"checkpoint_every": 10**6, "save_personal": False}
     every = {"eval_every": max(1, own["rounds"] // 5)}
     return {**own, **every, **kept, **METHODS[method], "seed": seed}
-
-
-def measure(cell: Cell, folder: Path) -> dict[str, Any]:
-    """Run a cell and return its curve and its last accuracies."""
-    done = run(cell.options, folder)
-    curve = [
-        [log["round"], *(percent(log[name], 3) for name in SIDES.values())]
-        for log in done.evaluated
-    ]
-    last = dict(zip(SIDES, curve[-1][1:], strict=True))
-    return {**last, "curve": curve}
 
 
 def local_side(method: str) -> str:

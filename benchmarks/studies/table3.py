@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.tables import as_options, made_at, paired, spread, table
-from benchmarks.studies.page_data import measure
+from benchmarks.studies.readings import measure
 
 SEEDS = (11, 12, 13)
 ROUNDS = 30
