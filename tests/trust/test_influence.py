@@ -337,3 +337,10 @@ def test_a_client_counts_with_the_size_that_it_reported_first(tmp_path, caplog):
     assert "counts with the 10 that it reported first" in caplog.text
     assert executor._believed_sizes({**sizes[0], 7: 10**6})[7] == 100
     assert "client 7 says that it has 1000000 samples" in caplog.text
+
+
+def test_an_attacker_that_knows_all_bounds_is_not_limited():
+    """`cap` opposes by nearly what is allowed, and uses the rest of the norm across the mean."""
+    _, records = attacked("fedavg", "cap:0.04", rounds=2)
+    liar = int(hostile_clients(0, 24, 0.04)[0])
+    assert all(liar not in record.shrunk for record in records)
