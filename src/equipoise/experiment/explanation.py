@@ -499,7 +499,8 @@ def prediction_sums(models: SiteModels, sample: SiteSample, column: str, grid: F
         stack[:, :, preprocessor.feature_places(column)] = features[:, None, :]
         inputs.append(stack.reshape(-1, x.shape[1]))
     found = response(models.target, _outputs(models, sample, inputs))
-    return found.reshape(len(grid), len(sample.y), -1).sum(1).T
+    sums: Floats = found.reshape(len(grid), len(sample.y), -1).sum(1).T
+    return sums
 
 
 def category_grid(codes: Sequence[Floats], num_codes: int, min_count: int) -> Floats:
@@ -542,7 +543,7 @@ def number_grid(values: Sequence[Floats], resolution: int, min_count: int) -> Fl
     used = np.flatnonzero(counts)
     if not len(used):
         return np.zeros(0)
-    means = totals[used] / counts[used]
+    means: Floats = totals[used] / counts[used]
     if len(used) <= resolution:
         return means[counts[used] >= min_count]
     share = np.cumsum(counts[used]) / counts.sum()

@@ -117,7 +117,7 @@ def importance_table(explanation: Explanation) -> Table:
     """Make the table of importance."""
     rows = []
     for cells, one in zip(importance_cells(explanation), explanation.importances, strict=True):
-        ends = [value for value, _ in _ends(_by_site(explanation, one.column))]
+        ends: list[float | None] = [v for v, _ in _ends(_by_site(explanation, one.column))]
         numbers = [None, one.importances_mean, *(ends or [None, None])]
         rows.append([TableCell(text, number) for text, number in zip(cells, numbers, strict=True)])
     return Table([TableColumn(title, True) for title in TITLES], rows)
