@@ -545,7 +545,8 @@ def number_grid(values: Sequence[Floats], resolution: int, min_count: int) -> Fl
         return np.zeros(0)
     means: Floats = totals[used] / counts[used]
     if len(used) <= resolution:
-        return means[counts[used] >= min_count]
+        frequent: Floats = means[counts[used] >= min_count]
+        return frequent
     share = np.cumsum(counts[used]) / counts.sum()
     low, high = (means[int(np.searchsorted(share, p))] for p in GRID_PERCENTILES)
     return np.linspace(low, high, resolution) if high > low else means[:1]
