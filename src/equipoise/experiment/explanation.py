@@ -24,7 +24,7 @@ from equipoise.data.federated_dataset import Ints, Target
 from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import Category, Date, Preprocessor
 from equipoise.experiment.checkpoint import check_unchanged
-from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, hidden_groups
+from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, hidden_groups, probability_words
 from equipoise.experiment.new_rows import (
     RunModels,
     SiteModels,
@@ -412,7 +412,7 @@ def response_names(target: Target) -> list[str]:
     """Say what the outputs of :func:`response` are."""
     if target.kind == "classification":
         classes = target.classes[1:] if len(target.classes) == 2 else target.classes
-        return [f"probability of {target.name} = {name}" for name in classes]
+        return [probability_words(target, name) for name in classes]
     return [f"log risk of {target.name}" if target.kind == "survival" else target.name]
 
 
