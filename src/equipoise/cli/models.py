@@ -276,7 +276,7 @@ def explain(arguments: list[str]) -> int:
     values = parser.parse(arguments)
     from equipoise.data.tabular.config import parse_names
     from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
-    from equipoise.experiment.new_rows import find_models, find_site, load_models, read_rows
+    from equipoise.experiment.new_rows import find_site, load_models, read_rows
     from equipoise.records.run_dir import RunFolder
     from equipoise.report.explanation_page import print_explanation, render_explanation
     from equipoise.report.html import write_report
@@ -295,12 +295,13 @@ def explain(arguments: list[str]) -> int:
         metric=values.metric,
     )
     path = Path(values.model)
+    written: Path | None
     if values.rows is None:
         if values.client is not None or values.client_column:
             raise UsageError("--client and --client-column are for rows of a file: give ROWS")
         found = explain_run(path, options)
-        run_report = write_report([find_models(path)], RunFolder(find_models(path)).report)
-        written = page or run_report
+        run_page = write_report([path], RunFolder(path).report)
+        written = page or run_page
     else:
         models = load_models(path)
         client = None if values.client is None else find_site(models, values.client)

@@ -230,7 +230,8 @@ class TreeEnsemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, standardised values or log risks `[n, outputs]`."""
-        if torch.jit.is_tracing() or not HAS_KERNELS:
+        is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if is_traced or not HAS_KERNELS:
             outputs = self.base + torch.zeros_like(x[:, :1], dtype=torch.float64)
             for prefix, count in (("", self.progress[TREE]), (OWN, self.own_count[0])):
                 if int(count):
