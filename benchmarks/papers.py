@@ -82,6 +82,9 @@ class Paper:
                 f"# {self.title}",
                 "",
                 "Written by `python -m benchmarks papers` from the committed cells; do not edit.",
+                "A command `python -m benchmarks STUDY --only PATTERN` runs the cells that are "
+                "missing; with `--results FOLDER` it computes them anew in that folder, and they "
+                "are to be compared with those in `benchmarks/results/STUDY`.",
                 f"{self.source}",
                 "",
                 "Accuracies are in percent, as global / local where there are two; ± is the "
@@ -434,7 +437,7 @@ PAGE = Paper(
         Claim(
             "Table 1, Shakespeare with an LSTM (5 roles of 400 samples, 10 rounds)",
             "tasks/shakespeare.py",
-            "python -m benchmarks page_data --only shakespeare.*seed11",
+            "python -m benchmarks page_data --only shakespeare",
             reduced("shakespeare"),
             "FedAvg 47.52 / 40.24, PAGE 51.74 / 49.27",
             "not testable here: 100 roles of 7,000 samples are beyond two cores",
@@ -442,7 +445,7 @@ PAGE = Paper(
         Claim(
             "Table 1, CIFAR-100 with ResNet-18 (5 clients, 500 images of 16x16, 10 rounds)",
             "models/cnn.py resnet18",
-            "python -m benchmarks page_data --only cifar100.*seed11",
+            "python -m benchmarks page_data --only cifar100",
             reduced("cifar100"),
             "FedAvg 32.97 / 38.30, PAGE 33.55 / 40.94",
             "not testable here: a ResNet-18 of 100 clients is beyond two cores",
@@ -450,7 +453,7 @@ PAGE = Paper(
         Claim(
             "Table 1, Tiny-ImageNet, ten of 200 classes (CNN, 10 clients, 12 rounds)",
             "tasks/images.py TINY_IMAGENET",
-            "python -m benchmarks page_data --only tinyimagenet.*seed11",
+            "python -m benchmarks page_data --only tinyimagenet",
             reduced("tinyimagenet"),
             "FedAvg 7.85 / 11.29, PAGE 8.45 / 12.83 (200 classes, ResNet-18)",
             "not testable here: ten of 200 classes are at hand",
@@ -850,7 +853,7 @@ def network_sizes() -> str:
     return side_return("dqn", *deep_rl_page.SIZES, "pfeddqn-rep") + "; the last has 10 agents"
 
 
-CARTPOLE = "equipoise run --task cartpole --method"
+REVERSED = "python -m benchmarks deep_rl --only cartpole-reversed"
 PFEDRL_REP = Paper(
     "pfedrl-rep",
     "PFedRL-Rep: personalized federated RL with shared representations",
@@ -859,7 +862,7 @@ PFEDRL_REP = Paper(
         Claim(
             "Linear speed-up in the number of agents (PFedTD-Rep)",
             "methods/rl_linear.py PFedTDRep",
-            "equipoise run --task planted --method pfedtd-rep --agents 16 --rounds 1000",
+            "python -m benchmarks rep --only speedup",
             speedup,
             "O(1/N): slope -1",
             "reproduced: at small distances and this schedule; at distance 0.2 there is none",
@@ -867,7 +870,7 @@ PFEDRL_REP = Paper(
         Claim(
             "PFedTD-Rep beats TD alone and FedTD (16 agents, planted values)",
             "methods/rl_linear.py LinearRepresentation",
-            "python -m benchmarks rep",
+            "python -m benchmarks rep --only first-agents16",
             lambda: final_errors("first", rep_page.METHODS["v"], agents=16),
             "lower error",
             "reproduced",
@@ -883,7 +886,7 @@ PFEDRL_REP = Paper(
         Claim(
             "PFedDQN-Rep beats independent DQN (CartPole, reversed motors)",
             "methods/rl_deep.py PFedDqnRep",
-            f"{CARTPOLE} pfeddqn-rep --differ reversed",
+            REVERSED,
             lambda: deep_gain("cartpole", "reversed", "dqn"),
             "higher return",
             "reproduced: the interval is above zero in six of eleven settings ([deep_rl]"
@@ -892,7 +895,7 @@ PFEDRL_REP = Paper(
         Claim(
             "PFedDQN-Rep beats DQNAvg (CartPole, reversed motors)",
             "methods/rl_deep.py PFedDqnRep",
-            f"{CARTPOLE} pfeddqn-rep --differ reversed",
+            REVERSED,
             lambda: deep_gain("cartpole", "reversed", "dqnavg"),
             "higher return",
             "partly: it is behind DQNAvg where one policy serves all (lengths)",
@@ -900,7 +903,7 @@ PFEDRL_REP = Paper(
         Claim(
             "K steps on the head, then one on the body, as the algorithm is described",
             "methods/rl_deep.py DeepQ.head_steps",
-            f"{CARTPOLE} pfeddqn-rep --differ reversed --head-steps 4",
+            "python -m benchmarks deep_rl --only head.steps",
             lambda: deep_gain_of_variant("pfeddqn-rep, 4 head steps"),
             "-",
             "not reproduced: worse than moving both in every step, our default",
@@ -908,7 +911,7 @@ PFEDRL_REP = Paper(
         Claim(
             "Better generalisation to new environments (CartPole, reversed)",
             "environments/heldout.py",
-            "python -m benchmarks deep_rl",
+            REVERSED,
             lambda: newcomer("cartpole", "reversed"),
             "better",
             "partly: better than from scratch on CartPole",
@@ -916,7 +919,7 @@ PFEDRL_REP = Paper(
         Claim(
             "The same on Pendulum, reversed",
             "environments/heldout.py",
-            "python -m benchmarks deep_rl",
+            "python -m benchmarks deep_rl --only pendulum-reversed",
             lambda: newcomer("pendulum", "reversed"),
             "better",
             "not reproduced: newcomers fail with the shared body and learn without it",
@@ -958,7 +961,7 @@ PFEDRL_REP = Paper(
         Claim(
             "Speed-up in N for networks (next check 1; CartPole, reversed motors)",
             "methods/rl_deep.py PFedDqnRep",
-            f"{CARTPOLE} pfeddqn-rep --differ reversed --agents 20",
+            "python -m benchmarks deep_rl --only agents",
             network_sizes,
             "not measured",
             "partly: ten and more agents end higher; none in proportion to N",
@@ -966,7 +969,7 @@ PFEDRL_REP = Paper(
         Claim(
             "The shared representation matters: frozen random body (next check 2)",
             "methods/rl_deep.py DeepQ.body_rate",
-            f"{CARTPOLE} pfeddqn-rep --differ reversed --body-rate 1e-9",
+            "python -m benchmarks deep_rl --only frozen",
             lambda: side_return("pfeddqn-rep, frozen random body", "pfeddqn-rep", "dqn"),
             "not measured",
             "reproduced: a learned body is far better than a random one",
@@ -1108,8 +1111,7 @@ FEDERATED_Q = Paper(
         Claim(
             "Linear speed-up in K: the error falls as K^(-1/2) (FedSynQ)",
             "methods/rl_tabular.py FedSynQ",
-            "equipoise run --task garnet --method fedsynq --agents 16 --tau 5 --eta 0.035 "
-            "--steps 4000",
+            "python -m benchmarks q --only slope-fedsynq",
             lambda: q_slope("fedsynq", "K"),
             "-1/2",
             "reproduced",
@@ -1117,7 +1119,7 @@ FEDERATED_Q = Paper(
         Claim(
             "The same for FedAsynQ-ImAvg",
             "methods/rl_tabular.py FedAsynQIm",
-            "python -m benchmarks q --only slope",
+            "python -m benchmarks q --only slope-fedasynq-im",
             lambda: q_slope("fedasynq-im", "K"),
             "-1/2",
             "reproduced",
@@ -1125,7 +1127,7 @@ FEDERATED_Q = Paper(
         Claim(
             "The error falls as T^(-1/2) (FedAsynQ-EqAvg)",
             "methods/rl_tabular.py FedAsynQEq",
-            "python -m benchmarks q --only slope",
+            "python -m benchmarks q --only slope-fedasynq-eq",
             lambda: q_slope("fedasynq-eq", "T"),
             "-1/2",
             "reproduced",
