@@ -403,7 +403,8 @@ PAGE = Paper(
                 ("fedavg", "learned"),
             ),
             "91.75 / 96.62 (618 rounds)",
-            "partly",
+            "partly: the global model is above FedAvg's and its controls', local models are level; "
+            "one seed",
         ),
         Claim(
             "The same in the paper's reading beside its controls",
@@ -411,7 +412,8 @@ PAGE = Paper(
             f"{RUN} page --reading paper {FIFTY}",
             games(("paper", "learned"), ("paper", "zero"), ("paper", "random")),
             "91.75 / 96.62 (618 rounds)",
-            "not reproduced: below FedAvg",
+            "not reproduced: below FedAvg, and the global model is ten points below that of agents "
+            "which stay where they start; one seed",
         ),
         Claim(
             "The same as the public code plays it",
@@ -482,7 +484,8 @@ PAGE = Paper(
             "python -m benchmarks table3",
             skewed_populations,
             "better than all personalised baselines in both columns (CIFAR-100)",
-            "not reproduced",
+            "partly: local models gain on average in both readings, the global model loses; one seed "
+            "in each of six populations ([table3](../../benchmarks/results/table3/README.md))",
         ),
         Claim(
             "Table 3 at 20 clients, Dirichlet 0.3 labels: default reading less FedAvg",
