@@ -484,8 +484,8 @@ PAGE = Paper(
             "python -m benchmarks table3",
             skewed_populations,
             "better than all personalised baselines in both columns (CIFAR-100)",
-            "partly: local models gain on average in both readings, the global model loses; one seed "
-            "in each of six populations ([table3](../../benchmarks/results/table3/README.md))",
+            "partly: local models gain on average in both readings, the global model loses; one "
+            "seed in each of six populations ([table3](../../benchmarks/results/table3/README.md))",
         ),
         Claim(
             "Table 3 at 20 clients, Dirichlet 0.3 labels: default reading less FedAvg",
