@@ -83,8 +83,8 @@ class Paper:
                 "",
                 "Written by `python -m benchmarks papers` from the committed cells; do not edit.",
                 "A command `python -m benchmarks STUDY --only PATTERN` runs the cells that are "
-                "missing; with `--results FOLDER` it computes them anew in that folder, and they "
-                "are to be compared with those in `benchmarks/results/STUDY`.",
+                "missing; with `--results FOLDER` it computes them anew there and says of each "
+                "whether it has the committed figures.",
                 f"{self.source}",
                 "",
                 "Accuracies are in percent, as global / local where there are two; ± is the "
@@ -881,7 +881,7 @@ PFEDRL_REP = Paper(
         Claim(
             "Grid world: PFedTD-Rep learns the shared representation",
             "environments/tabular_mdp.py windy_cliff_mdps",
-            "equipoise run --task windy-cliff --model v --method pfedtd-rep --beta0 5 --t0 10000",
+            "python -m benchmarks rep --only grid",
             grid_world,
             "lower error than the baselines",
             "partly: it learns both features only at such rates, and TD alone is still better",
