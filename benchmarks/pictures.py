@@ -1,21 +1,14 @@
-<<<<<<< HEAD
-"""The pictures of the README and of the documents, from committed results: `python -m
-benchmarks.pictures` (extra `plot`). Titles name the seeds of the cells that are shown.
-=======
-"""The pictures of the README, from committed results, and the one of the page on inputs, from the
-sample of tables: `python -m benchmarks.pictures` (extra `plot`).
->>>>>>> main
+"""The pictures of the README and of the documents, from committed results (titles name the seeds of
+the cells that are shown), and the one of the page on inputs, from the sample of tables: `python -m
+benchmarks.pictures` (extra `plot`).
 """
 
 from __future__ import annotations
 
 import json
-<<<<<<< HEAD
-from collections.abc import Callable, Iterable, Mapping, Sequence
-=======
 import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
->>>>>>> main
 from statistics import fmean, stdev
 from typing import Any
 
@@ -23,13 +16,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-<<<<<<< HEAD
+import equipoise as eq
 from benchmarks import what_pays
 from benchmarks.lab import Record, Results
-=======
-import equipoise as eq
-from benchmarks.lab import Results
->>>>>>> main
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.studies.synthetic import summaries
 from equipoise.data.tabular.sample import write_sample
@@ -242,24 +231,6 @@ def speed(figure: Figure) -> None:
     axes.set_title("Speed on one thread (Flower: two workers)", fontsize=9)
 
 
-<<<<<<< HEAD
-PICTURES: dict[Callable[[Figure], None], tuple[float, float]] = {
-    both_customers: (6.0, 4.2),
-    speed: (6.0, 2.4),
-    page_curves: (6.4, 2.6),
-    fedpolicy_curves: (6.4, 2.6),
-    finetuning: (6.0, 4.6),
-    what_pays_points: (6.4, 3.8),
-}
-"""What draws each picture, with its width and height in inches."""
-
-
-def main() -> None:
-    for draw, size in PICTURES.items():
-        with rc_context(STYLE):
-            figure = Figure(figsize=size, layout="constrained", facecolor="white")
-            draw(figure)
-=======
 def explained_sample() -> Explanation:
     """The commands of docs/how-to/inputs.md."""
     with tempfile.TemporaryDirectory() as folder:
@@ -270,8 +241,9 @@ def explained_sample() -> Explanation:
         return run.explain()
 
 
-def inputs(bars: Axes, curve: Axes) -> None:
+def inputs(figure: Figure) -> None:
     """Importance of the inputs, and partial dependence of the most important number, by site."""
+    bars, curve = figure.subplots(1, 2)
     found = explained_sample()
     shown = found.importances[::-1]
     names = [one.column for one in shown]
@@ -293,13 +265,23 @@ def inputs(bars: Axes, curve: Axes) -> None:
     curve.set(xlabel=numbers[0].column, ylabel=found.outputs[0])
 
 
+PICTURES: dict[Callable[[Figure], None], tuple[float, float]] = {
+    both_customers: (6.0, 4.2),
+    speed: (6.0, 2.4),
+    page_curves: (6.4, 2.6),
+    fedpolicy_curves: (6.4, 2.6),
+    finetuning: (6.0, 4.6),
+    what_pays_points: (6.4, 3.8),
+    inputs: (7.0, 2.8),
+}
+"""What draws each picture, with its width and height in inches."""
+
+
 def main() -> None:
-    pictures = ((both_customers, (6.0, 4.2), 1), (speed, (6.0, 2.4), 1), (inputs, (7.0, 2.8), 2))
-    for draw, size, panels in pictures:
+    for draw, size in PICTURES.items():
         with rc_context(STYLE):
             figure = Figure(figsize=size, layout="constrained", facecolor="white")
-            draw(*figure.subplots(1, panels, squeeze=False)[0])
->>>>>>> main
+            draw(figure)
             metadata: dict[str, Any] = {"Date": None}
             figure.savefig(OUT / f"{draw.__name__}.svg", metadata=metadata)
 
