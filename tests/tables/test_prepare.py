@@ -232,7 +232,7 @@ def test_a_cell_that_is_no_number_is_named_wherever_its_row_goes(seed: int) -> N
     columns["cholesterol"][17] = "24o"
     config = TableConfig(target="ill")
     shown = describe_tables(tables_of(columns), config, np.random.default_rng(seed))
-    notes = [str(one) for one in shown.diagnostics if "24o" in str(one)]
+    notes = [str(one) for one in shown.findings if "24o" in str(one)]
     assert len(notes) == 1
     assert "'cholesterol' of client 'ward 00'" in notes[0]
     assert "taken as missing" in notes[0]
