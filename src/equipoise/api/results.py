@@ -39,6 +39,7 @@ from equipoise.experiment.compare import Cells, cell_folder, method_and_model, n
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
+from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import (
     Evaluation,
@@ -55,6 +56,7 @@ from equipoise.experiment.runner import OnCheckpoint, resume_run
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
+from equipoise.records.explanation import Explanation
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import NAMED
@@ -243,6 +245,54 @@ class Run:
             horizon=horizon,
         )
 
+    def explain(
+        self,
+        rows: object = None,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+        features: Sequence[str] = (),
+        n_repeats: int = ExplanationOptions.n_repeats,
+        max_samples: int = ExplanationOptions.max_samples,
+        min_count: int = DEFAULT_MIN_COUNT,
+    ) -> Explanation:
+        """Say which columns of a table matter to the models that sites use, and how.
+
+        Permutation importance and partial dependence are those of ``sklearn.inspection``, at each
+        site and as a mean over sites in which every row counts alike.
+
+        Args:
+            rows: A table with the columns of training and the target; None for the test rows of
+                the run, whose report then shows the result.
+            client: Site of all rows, by name or number.
+            client_column: Column that names the site of each row. Empty for that of training, if
+                the rows have it.
+            metric: The score; empty for that of the run.
+            features: Columns whose partial dependence is computed; none for the 6 that matter
+                most.
+            n_repeats: Permutations of each column.
+            max_samples: Rows of a site that are used; of more, a random sample.
+            min_count: Fewest rows of a site whose figures are shown.
+
+        Returns:
+            The explanation; ``print`` shows the importance of all columns.
+
+        Raises:
+            UsageError: If the rows do not fit or have no target, or a column is unknown.
+        """
+        options = ExplanationOptions(
+            features=tuple(features),
+            n_repeats=n_repeats,
+            max_samples=max_samples,
+            min_count=min_count,
+            metric=metric,
+        )
+        if rows is None:
+            settings = self._settings() if self.task or self.method else None
+            return explain_run(self.folder, options, settings)
+        return explain_rows(self._site_models(), rows, self._number(client), client_column, options)
+
     def adapt(
         self,
         rows: object,
@@ -328,7 +378,8 @@ class Run:
         """Export a model and check that it predicts as the original.
 
         Args:
-            path: File ending in ``.onnx``, ``.pt`` (TorchScript) or ``.safetensors``.
+            path: File ending in ``.onnx``, ``.pt`` (TorchScript), ``.safetensors`` or, of trees,
+                ``.txt`` (LightGBM).
             client: Client of a personal model, by name or number; None for the global model.
 
         Returns:
@@ -539,6 +590,30 @@ class Chosen:
             min_count=min_count,
             horizon=horizon,
         )
+
+    def explain(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+        features: Sequence[str] = (),
+        n_repeats: int = ExplanationOptions.n_repeats,
+        max_samples: int = ExplanationOptions.max_samples,
+        min_count: int = DEFAULT_MIN_COUNT,
+    ) -> Explanation:
+        """Say which columns matter on rows of a table, as :meth:`Run.explain` does."""
+        models = self._models()
+        number = find_site(models, client) if isinstance(client, str) else client
+        options = ExplanationOptions(
+            features=tuple(features),
+            n_repeats=n_repeats,
+            max_samples=max_samples,
+            min_count=min_count,
+            metric=metric,
+        )
+        return explain_rows(models, rows, number, client_column, options)
 
     def adapt(
         self,
