@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,26 @@ AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_
 """For agents in environments: honest ones may differ by much more than models of data."""
 MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
+
+
+class SumRequest(NamedTuple):
+    """A method's sums over the replies of a cohort.
+
+    Attributes:
+        method: The method.
+        global_params: The model that the clients were sent.
+        chunks: The chunks of the cohort: each is summed by itself, then the sums are added.
+        accepted: Mask `[R]` of the replies that are summed.
+        weights: Weights of the accepted replies.
+        factors: By which their changes are shrunk; None if none is.
+    """
+
+    method: Method
+    global_params: Params
+    chunks: list[slice]
+    accepted: Tensor
+    weights: Tensor | Params
+    factors: Tensor | None = None
 
 
 @dataclass
@@ -171,13 +191,16 @@ class Aggregation:
         factors = self._norm_factors(accepted)
 
         def sum_updates(weights: Tensor | Params) -> State:
+            shrinks = bool((factors < 1).any())
             return self.results.partial_sums(
-                method,
-                self.sent_params,
-                self.chunks,
-                accepted,
-                weights,
-                factors if bool((factors < 1).any()) else None,
+                SumRequest(
+                    method,
+                    self.sent_params,
+                    self.chunks,
+                    accepted,
+                    weights,
+                    factors if shrinks else None,
+                )
             )
 
         if method.capabilities.aggregates_by_sum:
