@@ -221,7 +221,7 @@ class SecureCohortResults(CohortResults):
         """Return the size of one client's upload."""
         return tree_bytes(self.total)
 
-    def partial_sums(self, request: SumRequest) -> State:
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Return the known sum; the changes in it cannot be shrunk.
 
         Raises:

@@ -49,7 +49,6 @@ class SumRequest(NamedTuple):
     Attributes:
         method: The method.
         global_params: The model that the clients were sent.
-        chunks: The chunks of the cohort: each is summed by itself, then the sums are added.
         accepted: Mask `[R]` of the replies that are summed.
         weights: Weights of the accepted replies.
         factors: By which their changes are shrunk; None if none is.
@@ -57,7 +56,6 @@ class SumRequest(NamedTuple):
 
     method: Method
     global_params: Params
-    chunks: list[slice]
     accepted: Tensor
     weights: Tensor | Params
     factors: Tensor | None = None
@@ -192,16 +190,10 @@ class Aggregation:
 
         def sum_updates(weights: Tensor | Params) -> State:
             shrinks = bool((factors < 1).any())
-            return self.results.partial_sums(
-                SumRequest(
-                    method,
-                    self.sent_params,
-                    self.chunks,
-                    accepted,
-                    weights,
-                    factors if shrinks else None,
-                )
+            request = SumRequest(
+                method, self.sent_params, accepted, weights, factors if shrinks else None
             )
+            return self.results.partial_sums(request, self.chunks)
 
         if method.capabilities.aggregates_by_sum:
             # Parameters stay where they were computed, perhaps in other processes: summed there.

@@ -128,12 +128,17 @@ class CohortResults:
         """Everybody replied."""
         return cls(torch.arange(len(ids)), stack)
 
-    def partial_sums(self, request: SumRequest) -> State:
-        """Compute the method's sums over the accepted replies, chunk by chunk of the cohort."""
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
+        """Compute the method's sums over the accepted replies, chunk by chunk of the cohort.
+
+        Args:
+            request: Which replies are summed, and how.
+            chunks: The chunks of the cohort, as slices of the clients that were asked.
+        """
         assert self.stack is not None
-        if len(request.chunks) == 1:
+        if len(chunks) == 1:
             return add_chunk_sums([sum_chunk(request, self.stack.update)])
-        chunk_ends = torch.tensor([chunk.stop for chunk in request.chunks])
+        chunk_ends = torch.tensor([chunk.stop for chunk in chunks])
         row_ends = torch.searchsorted(self.arrived, chunk_ends).tolist()
         num_accepted = [0, *request.accepted.cumsum(0).tolist()]  # before each row
         sums: list[State | None] = []
@@ -445,7 +450,7 @@ class ChunkedRound:
                 return replace(part, client_state=ClientState(), scores={})
             for chunk, in_group in zip(chunks, inner, strict=True):
                 everybody = torch.ones(chunk.stop - chunk.start, dtype=torch.bool)
-                request_sum = SumRequest(method, message.params, [chunk], everybody, weights[chunk])
+                request_sum = SumRequest(method, message.params, everybody, weights[chunk])
                 sums.append(
                     sum_chunk(request_sum, pytree.index(part.update, chunk_index(in_group)))
                 )
@@ -496,7 +501,7 @@ class SummedCohortResults(CohortResults):
     """Computes the uploads once more."""
     _has_uploads: bool = False
 
-    def partial_sums(self, request: SumRequest) -> State:
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Return the known sums, or recompute the uploads if other replies are summed."""
         if self.sums_are_known(request):
             return add_chunk_sums(self.chunk_sums)
@@ -504,7 +509,7 @@ class SummedCohortResults(CohortResults):
             assert self.stack is not None
             self.stack = replace(self.stack, update=self.recompute_uploads())
             self._has_uploads = True
-        return super().partial_sums(request)
+        return super().partial_sums(request, chunks)
 
 
 @dataclass

@@ -165,7 +165,6 @@ class Worker:
             request = SumRequest(
                 self._method,
                 self._sent,
-                [slice(0, clients)],
                 here,
                 pytree.index(weights, counted),
                 None if factors is None else factors[counted],
@@ -553,7 +552,7 @@ class RemoteCohortResults(CohortResults):
         assert self.executor is not None
         self.executor.settle([taken[rows] for rows in self.rows_by_process])
 
-    def partial_sums(self, request: SumRequest) -> State:
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Add the sums of all chunks in their order."""
         answers = self.chunk_sums
         if not self.sums_are_known(request):
