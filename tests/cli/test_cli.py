@@ -223,6 +223,7 @@ def test_help_shows_the_usual_options_and_those_of_a_named_method_and_task(capsy
         short
     )
     assert not {"--weight-decay", "--dp-clip", "--checkpoint-every", "--clients"} & shown(short)
+    assert {"--data", "--target", "--client-column", "--event", "--folds"} <= shown(short)
     named = help_of(capsys, "run", "--method", "finetune", "--task", "synthetic", "--help")
     assert {"--tune-lr", "--tune-epochs", "--clients", "--beta"} <= shown(named)
     assert shown(named) - shown(short) == {"--tune-lr", "--tune-epochs", *of_task("synthetic")}

@@ -35,7 +35,7 @@ from equipoise.experiment.adapt import DEFAULT_NAME, adapt_folder, default_folde
 from equipoise.experiment.certificate import certify_run
 from equipoise.experiment.choose import choice_sentences
 from equipoise.experiment.choose import choose as choose_models
-from equipoise.experiment.compare import cell_folder, num_folds
+from equipoise.experiment.compare import Cells, cell_folder, method_and_model, num_folds
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
@@ -775,7 +775,7 @@ def compare(
 
     Args:
         methods: Names, classes, instances or wrapped methods. The label of each is its name with
-            the options that it sets.
+            the options that it sets. ``autopilot@linear`` is a method with a model of its own.
         task: A name, or a :class:`Task`.
         seeds: Number of seeds.
         seed: First seed.
@@ -803,10 +803,14 @@ def compare(
     if not by_label:
         raise UsageError("methods is empty: name at least one")
     common = {**options, "rounds": rounds, "seed": seed}
-    cells = {label: merge_options(method, task, common) for label, method in by_label.items()}
-    name = task.name if isinstance(task, Task) else task
-    folder = Path(out) if out is not None else new_folder(f"compare-{name}")
-    call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={name}, seeds={seeds})"
+    cells: Cells = {}
+    for label, method in by_label.items():
+        name, model = method_and_model(method) if isinstance(method, str) else (method, "")
+        own = {**common, "model": model} if model else common
+        cells[label] = merge_options(name, task, own)
+    task_name = task.name if isinstance(task, Task) else task
+    folder = Path(out) if out is not None else new_folder(f"compare-{task_name}")
+    call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={task_name}, seeds={seeds})"
     resources = resources_from(processes, client_memory_gib)
     compare_cells(
         cells, seeds, folder, [call], resume=resume, overwrite=overwrite, resources=resources
