@@ -40,6 +40,7 @@ from equipoise.experiment.compare import Cells, cell_folder, method_and_model, n
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
+from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import (
     Evaluation,
@@ -56,6 +57,7 @@ from equipoise.experiment.runner import OnCheckpoint, resume_run
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
+from equipoise.records.explanation import Explanation
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import NAMED
@@ -147,6 +149,55 @@ class TrainedModels(ABC):
             horizon=horizon,
         )
 
+    def explain(
+        self,
+        rows: object = None,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+        features: Sequence[str] = (),
+        n_repeats: int = ExplanationOptions.n_repeats,
+        max_samples: int = ExplanationOptions.max_samples,
+        min_count: int = DEFAULT_MIN_COUNT,
+    ) -> Explanation:
+        """Say which columns of a table matter to the models that sites use, and how.
+
+        Permutation importance and partial dependence are those of ``sklearn.inspection``, at each
+        site and as a mean over sites in which every row counts alike.
+
+        Args:
+            rows: A table with the columns of training and the target; None for the test rows of
+                a run, whose report then shows the result.
+            client: Site of all rows, by name or number.
+            client_column: Column that names the site of each row. Empty for that of training, if
+                the rows have it.
+            metric: The score; empty for that of the run.
+            features: Columns whose partial dependence is computed; none for the 6 that matter
+                most.
+            n_repeats: Permutations of each column.
+            max_samples: Rows of a site that are used; of more, a random sample.
+            min_count: Fewest rows of a site whose figures are shown.
+
+        Returns:
+            The explanation; ``print`` shows the importance of all columns.
+
+        Raises:
+            UsageError: If the rows do not fit or have no target, or a column is unknown.
+        """
+        options = ExplanationOptions(
+            features=tuple(features),
+            n_repeats=n_repeats,
+            max_samples=max_samples,
+            min_count=min_count,
+            metric=metric,
+        )
+        if rows is None:
+            return self._explain_test_rows(options)
+        models = self._site_models()
+        number = _site_number(models, client)
+        return explain_rows(models, rows, number, client_column, options)
+
     def adapt(
         self,
         rows: object,
@@ -175,6 +226,10 @@ class TrainedModels(ABC):
         settings = self._python_settings()
         adapt_folder(self.folder, rows, folder, name, overwrite=overwrite, settings=settings)
         return Newcomer(folder, task=self.task)
+
+    @abstractmethod
+    def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
+        """Explain on the test rows of the folder."""
 
     @abstractmethod
     def _site_models(self) -> SiteModels:
@@ -356,7 +411,8 @@ class Run(TrainedModels):
         """Export a model and check that it predicts as the original.
 
         Args:
-            path: File ending in ``.onnx``, ``.pt`` (TorchScript) or ``.safetensors``.
+            path: File ending in ``.onnx``, ``.pt`` (TorchScript), ``.safetensors`` or, of trees,
+                ``.txt`` (LightGBM).
             client: Client of a personal model, by name or number; None for the global model.
 
         Returns:
@@ -443,6 +499,9 @@ class Run(TrainedModels):
             self._folder, self._number(client), self._settings() if self.task else None
         )
 
+    def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
+        return explain_run(self.folder, options, self._python_settings())
+
     def _python_settings(self) -> ExperimentConfig | None:
         return self._settings() if self.task or self.method else None
 
@@ -527,6 +586,9 @@ class Chosen(TrainedModels):
         models = self._site_models()
         number = _site_number(models, client)
         return _predict_sites(models, rows, number, client_column, probabilities, horizon)
+
+    def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
+        raise UsageError("a choice has no test rows of its own: give a table with the target")
 
     def _site_models(self) -> SiteModels:
         return load_models(self.folder, self._python_settings())
