@@ -248,13 +248,14 @@ class Aggregation:
         after.sum_updates = None
 
     def _bounds_opposition(self, weights: Tensor | Params, norms: Tensor) -> bool:
-        """Return whether changes compare with their mean: one weight each, many that move."""
+        """Return whether changes compare with their mean: many replies with one weight each."""
         return (
             self.bounds.weighs_norms
             and self.bounds.crowd_ratio < torch.inf
             and isinstance(weights, Tensor)
             and weights.dim() == 1
-            and int((norms > 0).sum()) >= MIN_CROWD
+            and len(norms) >= MIN_CROWD
+            and bool((norms > 0).any())
         )
 
     def _norm_factors(self, accepted: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ Attacks that ignore the server's guards:
 Attacks that adapt: hostile clients see all honest uploads, know the guards and stay within them.
 
 - `under` points against the honest mean, just under the norm at which an update is left out;
-- `cap` does the same just under the norm at which an update is shrunk, so that no guard acts;
+- `cap` stays just under every bound at which an update counts less: against the honest mean by
+  what is allowed, and for the rest of the norm across it, along the standard deviations;
 - `rate-lie` is `under`, ten times as long, with a false learning rate in its reply;
 - `size-lie` is `under`, and claims ten times its number of examples before round 1;
 - `sleeper` is honest until the last round, and then `under`;
@@ -46,6 +47,7 @@ from equipoise.core import (
 from equipoise.core.report_validation import (
     DEFAULT_RANGE,
     MAX_MAD_RATIO,
+    MAX_OPPOSITION,
     MAX_SIZE_RATIO,
     ValueRange,
     believed_sizes,
@@ -295,9 +297,30 @@ def _under(cohort: Cohort) -> Params:
 
 
 def _cap(cohort: Cohort) -> Params:
-    """Stay just under the norm at which an update is shrunk."""
+    """Stay just under the bounds on opposition and norm, so that no guard acts.
+
+    The part across the mean follows the standard deviations of the honest changes, as in `little`:
+    it points to the same side in every round.
+    """
     ratio = COMMON_START_BOUNDS.influence_ratio_of(len(cohort.lying))
-    return _against_the_mean(cohort, MARGIN * ratio * cohort.usual_norm())
+    norm = MARGIN * ratio * cohort.usual_norm()
+    means = {name: cohort.honest(name).mean(0).double() for name in cohort.changes}
+    mean_norm = math.sqrt(_dot(means, means))
+    against = min(MARGIN * MAX_OPPOSITION * mean_norm, norm)
+    unit = {name: mean / max(mean_norm, 1e-30) for name, mean in means.items()}
+    stds = {name: cohort.honest(name).std(0, correction=0).double() for name in means}
+    along = _dot(stds, unit)
+    across = {name: std - along * unit[name] for name, std in stds.items()}
+    length = math.sqrt(norm**2 - against**2) / max(math.sqrt(_dot(across, across)), 1e-30)
+    return {
+        name: (-against * unit[name] - length * across[name]).to(cohort.changes[name].dtype)
+        for name in means
+    }
+
+
+def _dot(one: Params, other: Params) -> float:
+    """Return the inner product of two changes of a model."""
+    return sum(float((value * other[name]).sum()) for name, value in one.items())
 
 
 def _long(cohort: Cohort) -> Params:
