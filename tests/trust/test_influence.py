@@ -302,8 +302,8 @@ def test_scaffolds_control_variates_are_bounded_too():
 
 
 class _FalseControl(Stacked):
-    def run_clients(self, *about):
-        results = super().run_clients(*about)
+    def run_clients(self, request):
+        results = super().run_clients(request)
         for value in results.stack.update.extra["c"].values():
             value[2] = 1e5
         return results
