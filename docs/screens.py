@@ -27,6 +27,8 @@ WIDTH = 104
 """Columns of the terminal."""
 MAX_LINES = 30
 """A longer output is cut: the first half and the last half are shown."""
+MAX_ROWS = 3
+"""A single line that is wrapped to more rows is cut."""
 SCREENS = {
     "equipoise run --method fedavg --rounds 20": "screen-run",
     "equipoise compare --methods fedavg,ditto,local": "screen-compare",
@@ -124,12 +126,12 @@ def type_tutorial(
 
 def draw(command: str, output: str) -> str:
     """Return the picture of a terminal with a command and its output."""
-    lines = Text.from_ansi(output.rstrip()).split()
+    lines = list(Text.from_ansi(output.rstrip()).split())
+    for line in lines:
+        line.truncate(MAX_ROWS * WIDTH, overflow="ellipsis")
     if len(lines) > MAX_LINES:
         half = MAX_LINES // 2
-        lines = lines[:half]
-        lines.append(Text("..."))
-        lines.extend(Text.from_ansi(output.rstrip()).split()[-half:])
+        lines = [*lines[:half], Text("..."), *lines[-half:]]
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True)
         console.print(Text(f"$ {command}", style="bold"))
