@@ -43,8 +43,8 @@ SET_UP = ("pip", "python3", ".", "make", "export")
 """Commands of installation, done before."""
 SERVERS = ("flower-superlink", "equipoise flower node")
 """Commands that run until they are stopped: each has a terminal of its own."""
-BLOCK = re.compile(r"```(?:sh|console)\n(.*?)```", re.DOTALL)
-"""``sh`` runs anywhere; ``console`` needs Flower."""
+BLOCK = re.compile(r"```(?:sh|bash)\n(.*?)```", re.DOTALL)
+"""``sh`` runs anywhere; ``bash`` needs Flower."""
 FILE = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
 """A block whose first line names the file in which a reader saves it."""
 SVG = """\
