@@ -27,7 +27,8 @@ from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfi
 from equipoise.tasks.tables import TableLearningConfig, task_from_tables
 from equipoise.tasks.trees import TreesTask
 from equipoise.trees.boosting import Rows, boost
-from equipoise.trees.ensemble import LEVEL, STAGE, TREE, Trees
+from equipoise.trees.ensemble import LEVEL, STAGE, TREE, Trees, max_sum
+from equipoise.trees.objectives import sums_unit
 from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.secure_aggregation import with_secure_aggregation
@@ -116,6 +117,7 @@ def test_the_federated_ensemble_is_the_pooled_one(kind):
         np.zeros(len(rows.start), np.int64),
         rows,
         margins,
+        unit=sums_unit(max_sum(params["limits"])),
     )
     found = Trees.from_params({name: value[None] for name, value in params.items()})
     for mine, theirs in zip(found.arrays, pooled.trees.arrays, strict=True):

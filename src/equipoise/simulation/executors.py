@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -83,11 +83,13 @@ class CohortResults:
             and torch.equal(weights, self.known_weights)
         )
 
-    def diagnostics(self, method: Method, global_params: Params) -> UpdateDiagnostics:
+    def diagnostics(
+        self, method: Method, global_params: Params, ids: Tensor, memory: dict[str, Any]
+    ) -> UpdateDiagnostics:
         """What decides which of them are used."""
         assert self.stack is not None
         return self.known_diagnostics or UpdateDiagnostics.compute(
-            method, global_params, self.stack
+            method, global_params, ids, self.stack, memory
         )
 
     def upload_bytes(self) -> int:
@@ -171,6 +173,8 @@ class Executor(ABC):
         self.training = training
         self.seed = seed
         self.rounds = rounds
+        self.memory: dict[str, Any] = {}
+        """What checks of updates remember, see `Method.check_updates`."""
 
     def chunks(self, clients: int) -> list[slice]:
         """Split a cohort into chunks; single clients where stacking is not worthwhile."""
@@ -517,7 +521,9 @@ class ChunkedRound:
             part = executor.group(
                 round, ids[here], message.for_clients(here), self.store.held(own), splits, inner
             )
-            facts.append(UpdateDiagnostics.compute(method, message.params, part))
+            facts.append(
+                UpdateDiagnostics.compute(method, message.params, ids[here], part, executor.memory)
+            )
             size = pytree.tree_bytes(part.update, stacked=True)
             if settles:
                 self.store.commit(own, part.client_state, part.scores, facts[-1].is_finite)

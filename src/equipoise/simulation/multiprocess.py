@@ -118,7 +118,9 @@ class Worker:
                 pytree.index(held, here),
                 tuple(call["splits"]),
             )
-            facts.append(UpdateDiagnostics.compute(self._method, down.params, part))
+            facts.append(
+                UpdateDiagnostics.compute(self._method, down.params, ids[here], part, self.inner.memory)
+            )
             self._parts.append(part)
         seconds = time.perf_counter() - started
         size = pytree.tree_bytes(self._parts[0].update, stacked=True)
