@@ -119,7 +119,9 @@ class Worker:
                 tuple(call["splits"]),
             )
             facts.append(
-                UpdateDiagnostics.compute(self._method, down.params, ids[here], part, self.inner.memory)
+                UpdateDiagnostics.compute(
+                    self._method, down.params, ids[here], part, self.inner.memory
+                )
             )
             self._parts.append(part)
         seconds = time.perf_counter() - started

@@ -87,9 +87,7 @@ class RowPartition:
         """Forget the nodes of some clients."""
         self._count[numbers] = -1
 
-    def divide(
-        self, bins: Bytes, rows: ClientSpans, numbers: Ints, tree: NodeTables
-    ) -> Segments:
+    def divide(self, bins: Bytes, rows: ClientSpans, numbers: Ints, tree: NodeTables) -> Segments:
         """Divide the rows of clients down to all nodes of the trees.
 
         Args:
@@ -446,9 +444,7 @@ def boost(
         for _ in range(options.tree_depth):
             tables = tables_of(grown, edges, offsets, num_categories)
             segments = partition.divide(bins, spans, numbers, tables)
-            own = _sums(
-                bins, spans, offsets, segments, growth.asked, sampled, gradients, np.int64
-            )
+            own = _sums(bins, spans, offsets, segments, growth.asked, sampled, gradients, np.int64)
             sums = own
             if num_models != len(model) or (model != numbers).any():
                 sums = np.zeros((num_models, *own.shape[1:]), np.int64)
