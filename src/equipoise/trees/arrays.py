@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Units = NDArray[np.int32]
-Sums = NDArray[np.int32] | NDArray[np.int64]
+Sums = NDArray[np.signedinteger[Any]]
 """Sums of gradients and hessians in units, and numbers of rows `[K, C, P, cells, 3]`."""
 SumsType = type[np.int32] | type[np.int64]
 Bytes = NDArray[np.uint8]
@@ -31,17 +31,6 @@ MAX_GRADIENT = 64.0
 MAX_VAL_LOSS = 8.0
 """Largest loss of a validation row that early stopping counts."""
 MAX_INT32 = 2.0**31 - 1
-
-
-class TreeArrays(Protocol):
-    """Arrays of trees as kernels read them, see `ensemble.Trees`."""
-
-    feature: Floats32
-    threshold: Floats32
-    missing_left: Floats32
-    left: Floats32
-    categories: Floats
-    value: Floats
 
 
 class ClientSpans(NamedTuple):
@@ -89,12 +78,12 @@ class Segments(NamedTuple):
             not used. Slot 0 is the root.
         number: Place of each client in the next two arrays `[K]`.
         begin: First place in `order` of a client's rows in each slot `[clients, C, S]`.
-        count: Rows of a client in each slot `[clients, C, S]`; -1 before its parent is divided.
+        length: Rows of a client in each slot `[clients, C, S]`; -1 before its parent is divided.
         order: Rows, client by client and node by node `[C, n]`.
     """
 
     slot: Ints
     number: Ints
     begin: Ints
-    count: Ints
+    length: Ints
     order: Units

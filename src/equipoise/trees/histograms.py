@@ -14,6 +14,8 @@ the rows of the nodes that were split and of those whose sums are asked for.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numba import njit
 
@@ -30,9 +32,11 @@ from equipoise.trees.arrays import (
     NodeTables,
     Segments,
     Sums,
-    TreeArrays,
     Units,
 )
+
+if TYPE_CHECKING:
+    from equipoise.trees.ensemble import Trees
 
 MISSING_BELOW = MISSING_INPUT / 10
 """Smaller inputs are missing."""
@@ -136,7 +140,7 @@ def _goes_left(value, threshold, missing_left, words):  # type: ignore[no-untype
 
 @njit(cache=True)
 def node_tables(
-    trees: TreeArrays, edges: Floats, offsets: Ints, num_categories: Ints
+    trees: Trees, edges: Floats, offsets: Ints, num_categories: Ints
 ) -> tuple[Ints, Ints, Ints, Flags]:
     """Prepare trees for rows that are in bins.
 
@@ -202,7 +206,7 @@ def partition_rows(bins: Bytes, rows: ClientSpans, tree: NodeTables, segments: S
         for c in range(len(segments.order)):
             order = segments.order[c]
             begin = segments.begin[own, c]
-            count = segments.count[own, c]
+            count = segments.length[own, c]
             if count[0] < 0:
                 begin[0] = rows.start[k]
                 count[0] = rows.size[k]
@@ -259,7 +263,7 @@ def add_leaves(
                     continue
                 slot = segments.slot[g, c, node]
                 first = segments.begin[own, c, slot]
-                for j in range(first, first + segments.count[own, c, slot]):
+                for j in range(first, first + segments.length[own, c, slot]):
                     margins[c, segments.order[c, j]] += value[g, c, node]
 
 
@@ -269,7 +273,7 @@ def add_trees(
     rows: ClientSpans,
     first_tree: Ints,
     last_tree: int,
-    trees: TreeArrays,
+    trees: Trees,
     margins: Floats,
 ) -> None:
     """Add trees to the margins of rows, one after another, in place.
@@ -344,7 +348,7 @@ def sum_histograms(
                     continue
                 slot = segments.slot[g, c, asked[g, c, p]]
                 first = segments.begin[own, c, slot]
-                end = first + segments.count[own, c, slot]
+                end = first + segments.length[own, c, slot]
                 if (end - first) * num_features < DENSE_RATIO * len(words):
                     for j in range(first, end):
                         i = order[j]
@@ -408,8 +412,10 @@ def check_histograms(
                         g = np.int64(cells[cell, 0])
                         h = np.int64(cells[cell, 1])
                         n = np.int64(cells[cell, 2])
-                        is_negative |= n < 0
-                        is_large |= (abs(g) > n * max_gradient) | (h > n * max_hessian) | (h < 0)
+                        if n < 0:
+                            is_negative = True
+                        if abs(g) > n * max_gradient or h > n * max_hessian or h < 0:
+                            is_large = True
                         all_g += g
                         all_h += h
                         all_n += n
