@@ -22,6 +22,7 @@ from equipoise.core.report_validation import (
 )
 from equipoise.flower import codec
 from equipoise.methods import all_methods
+from equipoise.simulation.aggregation_guard import COMMON_START_BOUNDS, Aggregation
 from equipoise.simulation.attacks import hostile_clients, with_attack
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -296,8 +297,8 @@ def test_scaffolds_control_variates_are_bounded_too():
 
 
 class _FalseControl(Stacked):
-    def run_clients(self, *about):
-        results = super().run_clients(*about)
+    def run_clients(self, request):
+        results = super().run_clients(request)
         for value in results.stack.update.extra["c"].values():
             value[2] = 1e5
         return results
@@ -337,3 +338,19 @@ def test_a_client_counts_with_the_size_that_it_reported_first(tmp_path, caplog):
     assert "counts with the 10 that it reported first" in caplog.text
     assert executor._believed_sizes({**sizes[0], 7: 10**6})[7] == 100
     assert "client 7 says that it has 1000000 samples" in caplog.text
+
+
+def test_an_attacker_that_knows_all_bounds_is_not_limited():
+    """`cap` opposes by nearly what is allowed, and uses the rest of the norm across the mean."""
+    _, records = attacked("fedavg", "cap:0.04", rounds=2)
+    liar = int(hostile_clients(0, 24, 0.04)[0])
+    assert all(liar not in record.shrunk for record in records)
+
+
+def test_clients_that_send_no_change_do_not_switch_the_bound_on_opposition_off():
+    guard = Aggregation(*[None] * 7, COMMON_START_BOUNDS)
+    norms = torch.ones(MIN_CROWD, dtype=f64)
+    norms[1:] = 0.0
+    assert guard._bounds_opposition(torch.ones(MIN_CROWD), norms)
+    assert not guard._bounds_opposition(torch.ones(MIN_CROWD), torch.zeros_like(norms))
+    assert not guard._bounds_opposition(torch.ones(MIN_CROWD - 1), norms[1:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,24 @@ AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_
 MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
 CACHED_NUMBERS = 2**16  # of a difference that is read again at once
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
+
+
+class SumRequest(NamedTuple):
+    """A method's sums over the replies of a cohort.
+
+    Attributes:
+        method: The method.
+        global_params: The model that the clients were sent.
+        accepted: Mask `[R]` of the replies that are summed.
+        weights: Weights of the accepted replies.
+        factors: By which their changes are shrunk; None if none is.
+    """
+
+    method: Method
+    global_params: Params
+    accepted: Tensor
+    weights: Tensor | Params
+    factors: Tensor | None = None
 
 
 @dataclass
@@ -189,15 +207,10 @@ class Aggregation:
             nonlocal summed
             if summed is None or summed[0] is not weights or summed[1] is not factors:
                 shrinks = bool((factors < 1).any())
-                sums = self.results.partial_sums(
-                    method,
-                    self.sent_params,
-                    self.chunks,
-                    accepted,
-                    weights,
-                    factors if shrinks else None,
+                request = SumRequest(
+                    method, self.sent_params, accepted, weights, factors if shrinks else None
                 )
-                summed = weights, factors, sums
+                summed = weights, factors, self.results.partial_sums(request, self.chunks)
             return summed[2]
 
         by_sum = method.capabilities.aggregates_by_sum
@@ -244,13 +257,14 @@ class Aggregation:
         after.sum_updates = None
 
     def _bounds_opposition(self, weights: Tensor | Params, norms: Tensor) -> bool:
-        """Return whether changes compare with their mean: one weight each, many that move."""
+        """Return whether changes compare with their mean: many replies with one weight each."""
         return (
             self.bounds.weighs_norms
             and self.bounds.crowd_ratio < torch.inf
             and isinstance(weights, Tensor)
             and weights.dim() == 1
-            and int((norms > 0).sum()) >= MIN_CROWD
+            and len(norms) >= MIN_CROWD
+            and bool((norms > 0).any())
         )
 
     def _norm_factors(self, accepted: Tensor) -> Tensor:
