@@ -242,16 +242,20 @@ class Aggregation:
             limit(influence_factors(weights, sizes, after.influence_ratio))
             if self._bounds_opposition(weights, norms):
                 assert isinstance(weights, Tensor)
+                shares = weights.double() / weights.double().sum()
                 if by_sum:
-                    mean = sum_updates(weights)["mean"]
-                    change = mean_change(self.sent_params, mean, weights)
-                    dots = self.results.update_dots(self.sent_params, change, accepted) * factors
+                    mean = sum_updates(weights).get("mean")
                 else:
                     mean = weighted_mean(updates.params, weights)
+                if mean is not None:  # a method may have other sums
                     change = mean_change(self.sent_params, mean, weights)
-                    dots = update_dots(self.sent_params, updates.params, change)
-                norm = torch.stack([value.double().norm() for value in change.values()]).norm()
-                limit(opposition_factors(weights.double(), norms * factors, dots, float(norm)))
+                    dots = (
+                        self.results.update_dots(self.sent_params, change, accepted) * factors
+                        if by_sum
+                        else update_dots(self.sent_params, updates.params, change)
+                    )
+                    norm = torch.stack([value.double().norm() for value in change.values()]).norm()
+                    limit(opposition_factors(shares, norms * factors, dots, float(norm)))
         after.params, after.state = method.aggregate(after, ids, updates, weights)
         after.state = method.learn(after, ids, updates)
         after.sum_updates = None
@@ -263,6 +267,7 @@ class Aggregation:
             and self.bounds.crowd_ratio < torch.inf
             and isinstance(weights, Tensor)
             and weights.dim() == 1
+            and bool((weights >= 0).all() & (weights > 0).any())
             and len(norms) >= MIN_CROWD
             and bool((norms > 0).any())
         )
@@ -388,11 +393,11 @@ def mean_change(before: Params, mean: Params, weights: Tensor) -> Params:
     Args:
         before: The model before training.
         mean: The weighted sum of the trained models.
-        weights: The weights `[K]`.
+        weights: The weights `[K]`, not negative; not all 0.
     """
     total = weights.sum()
     return {
-        name: value - total.to(value.dtype) * before[name]
+        name: value / total.to(value.dtype) - before[name]
         for name, value in mean.items()
         if value.is_floating_point()
     }
