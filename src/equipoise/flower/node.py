@@ -42,7 +42,7 @@ from equipoise.flower.table_agreement import (
 )
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.settings.experiment_config import ExperimentConfig
-from equipoise.simulation.executors import Loop, init_client_states
+from equipoise.simulation.executors import CohortRequest, Loop, init_client_states
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
@@ -319,7 +319,7 @@ class Node:
             known = before.local_params if accepted_round and not is_lost else None
             message = decode_message(tree, metadata, initial, self.task.info.blocks, known)
             splits = () if settings.privacy.has_noise else _splits(metadata)
-            result = executor.run_client(round, splits, self.id, message, before)
+            result = executor.run_client(CohortRequest(round, self.id, message, before, splits))
         result = strip_unprotected(self.method, result)
         self.config.rules.check_decisions(result)
         after = result.client_state

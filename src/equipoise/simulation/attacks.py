@@ -40,7 +40,6 @@ from equipoise.core import (
     LocalHParams,
     Method,
     Params,
-    ServerMessage,
     SupervisedTask,
     Task,
     TrainingConfig,
@@ -56,7 +55,7 @@ from equipoise.core.report_validation import (
 )
 from equipoise.data.poisoning import DATA_ATTACKS
 from equipoise.simulation.aggregation_guard import COMMON_START_BOUNDS, update_norms
-from equipoise.simulation.executors import CohortResults, Executor
+from equipoise.simulation.executors import CohortRequest, CohortResults, Executor
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError, did_you_mean
 
@@ -178,23 +177,16 @@ class AttackedExecutor(Executor):
         """Split a cohort as the inner executor does."""
         return self.inner.chunks(clients)
 
-    def run_clients(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> CohortResults:
+    def run_clients(self, request: CohortRequest) -> CohortResults:
         """Run the clients, then change the uploads of hostile ones."""
-        replies = self.inner.run_clients(round, ids, message, client_state, splits)
+        replies = self.inner.run_clients(request)
         if replies.stack is None:
             return replies
-        lying = torch.isin(ids[replies.arrived], self.hostile)
+        lying = torch.isin(request.ids[replies.arrived], self.hostile)
         if not bool(lying.any()):
             return replies
         stack = replies.stack
-        update = self._lie(stack.update, message.params, lying, round)
+        update = self._lie(stack.update, request.message.params, lying, request.round)
         hparams = self._false_hparams(stack, lying)
         return replace(replies, stack=replace(stack, update=update, hparams=hparams))
 
@@ -237,9 +229,11 @@ class AttackedExecutor(Executor):
         )
         sums = updates.extra.get("sums")
         if not updates.params and isinstance(sums, Tensor):
-            # An upload without a model is its sums: histograms of trees.
-            norms = torch.linalg.vector_norm(sums.flatten(1), dim=1, dtype=torch.float64)
-            lies = MODEL_ATTACKS[self.attack](cohort._replace(changes={"sums": sums}, norms=norms))
+            # An upload without a model is its sums: histograms of trees, in whole numbers.
+            honest = sums.double()
+            norms = torch.linalg.vector_norm(honest.flatten(1), dim=1)
+            cohort = cohort._replace(changes={"sums": honest}, norms=norms)
+            lies = MODEL_ATTACKS[self.attack](cohort)
             extra = {**updates.extra, "sums": _replace_rows(sums, lies["sums"], lying)}
             return replace(updates, extra=extra)
         changes = MODEL_ATTACKS[self.attack](cohort)

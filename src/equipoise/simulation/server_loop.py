@@ -58,6 +58,7 @@ from equipoise.simulation.executor_selection import EXECUTORS, MakeExecutor
 from equipoise.simulation.executors import (
     AsyncExecutor,
     ChunkedRound,
+    CohortRequest,
     CohortResults,
     InProcessExecutor,
     PendingScores,
@@ -358,7 +359,9 @@ class FederatedSimulation:
         if self.chunked_round is not None:
             return self.chunked_round.run(round, client_ids, message, current.splits)
         client_state = self.store.held(client_ids.numpy())
-        return self.executor.run_clients(round, client_ids, message, client_state, current.splits)
+        return self.executor.run_clients(
+            CohortRequest(round, client_ids, message, client_state, current.splits)
+        )
 
     def _end_of_round(
         self, server: Server, ids: Tensor, results: CohortResults | None, bytes_down: Tensor
@@ -424,7 +427,9 @@ class FederatedSimulation:
         accepted = replies.arrived.clone()
         if results.stack is None:
             return _Validation(accepted, {}, {}, None, UNBOUNDED)
-        diagnostics = results.diagnostics(current.method, message.params)
+        diagnostics = results.diagnostics(
+            current.method, message.params, torch.from_numpy(replies.ids), self.executor.memory
+        )
         asked = self._asked_hparams(current, replies, message)
         allowed = self._allowed_hparams(current, replies, asked, message.hparams is not None)
         bounds = _influence_bounds(current.method, self.task, message, allowed)
