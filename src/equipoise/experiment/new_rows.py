@@ -280,6 +280,8 @@ def _evidence(
 ) -> Evidence:
     """Describe the candidates: all kinds of models, and the mixture that the sites use."""
     method = models.card.method
+    if models.choice is not None and models.choice.decision is not None:
+        method = models.choice.decision.federated_method or method  # as the comparison called it
     entries = [
         Entry(kind, "" if kind in (CONSTANT, LOCAL) else method, kind)
         for kind in outputs.outputs
