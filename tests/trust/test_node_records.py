@@ -11,9 +11,11 @@ import pytest
 from equipoise.flower import codec, supernode
 from equipoise.flower.client_state import RevealedUpdates
 from equipoise.flower.egress import EgressCounter, EgressRules
+from equipoise.flower.request_journal import RequestJournal
 from equipoise.methods.fedavg import FedAvg
 from equipoise.privacy.budget import PrivacyBudget
 from equipoise.privacy.config import PrivacyConfig
+from equipoise.records.run_dir import RunFolder
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 from equipoise.utils.sealed_json import INDEX, read_sealed, write_sealed
@@ -57,6 +59,15 @@ def test_a_damaged_record_stops_the_node(name, damage, tmp_path):
     file.write_text(damage(file.read_text()))
     with pytest.raises(UsageError, match="is damaged"):
         RECORDS.get(name, lambda folder: write_sealed(folder / "another.json", {}))(tmp_path)
+
+
+def test_a_deleted_journal_of_requests_is_noticed(tmp_path):
+    """Without it, a resumed server would count too little epsilon."""
+    journal = RequestJournal(RunFolder(tmp_path).requests)
+    journal.record_request(1, [0, 1])
+    (tmp_path / "requests.json").unlink()
+    with pytest.raises(UsageError, match=r"requests\.json"):
+        RequestJournal(RunFolder(tmp_path).requests).read()
 
 
 def test_a_record_that_a_crash_kept_out_of_the_index_is_added_to_it(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,13 +82,22 @@ class UpdateDiagnostics:
     violations: dict[int, str]
 
     @classmethod
-    def compute(cls, method: Method, sent: Params, reply: ClientResult) -> UpdateDiagnostics:
+    def compute(
+        cls,
+        method: Method,
+        sent: Params,
+        ids: Tensor,
+        reply: ClientResult,
+        memory: dict[str, Any],
+    ) -> UpdateDiagnostics:
         """Compute the diagnostics of a stack of replies.
 
         Args:
             method: The method, which declares the ranges of reported numbers.
             sent: The model that the clients were sent.
+            ids: The clients `[R]`.
             reply: The replies, stacked `[R, ...]`.
+            memory: What the method's checks remember of earlier rounds.
         """
         update = reply.update
         num_clients = len(leaves(reply)[0])
@@ -97,7 +106,7 @@ class UpdateDiagnostics:
             update_norms(sent, update.params, num_clients),
             extra_norms(update, num_clients),
             {
-                **method.check_updates(sent, update),
+                **method.check_updates(sent, ids, update, memory),
                 **validate_reports(method.report_ranges, update),
             },
         )
@@ -177,7 +186,7 @@ class Aggregation:
             raise
         except Exception as error:
             return None, error
-        if not _params_are_bounded(after.params):
+        if not _params_are_bounded(self.server.params, after.params):
             return None, "the aggregate is not finite, or has exploded"
         if not _state_is_finite(self.server.state, after.state):
             return None, "the server's state is not finite any more"
@@ -233,16 +242,20 @@ class Aggregation:
             limit(influence_factors(weights, sizes, after.influence_ratio))
             if self._bounds_opposition(weights, norms):
                 assert isinstance(weights, Tensor)
+                shares = weights.double() / weights.double().sum()
                 if by_sum:
-                    mean = sum_updates(weights)["mean"]
-                    change = mean_change(self.sent_params, mean, weights)
-                    dots = self.results.update_dots(self.sent_params, change, accepted) * factors
+                    mean = sum_updates(weights).get("mean")
                 else:
                     mean = weighted_mean(updates.params, weights)
+                if mean is not None:  # a method may have other sums
                     change = mean_change(self.sent_params, mean, weights)
-                    dots = update_dots(self.sent_params, updates.params, change)
-                norm = torch.stack([value.double().norm() for value in change.values()]).norm()
-                limit(opposition_factors(weights.double(), norms * factors, dots, float(norm)))
+                    dots = (
+                        self.results.update_dots(self.sent_params, change, accepted) * factors
+                        if by_sum
+                        else update_dots(self.sent_params, updates.params, change)
+                    )
+                    norm = torch.stack([value.double().norm() for value in change.values()]).norm()
+                    limit(opposition_factors(shares, norms * factors, dots, float(norm)))
         after.params, after.state = method.aggregate(after, ids, updates, weights)
         after.state = method.learn(after, ids, updates)
         after.sum_updates = None
@@ -254,6 +267,7 @@ class Aggregation:
             and self.bounds.crowd_ratio < torch.inf
             and isinstance(weights, Tensor)
             and weights.dim() == 1
+            and bool((weights >= 0).all() & (weights > 0).any())
             and len(norms) >= MIN_CROWD
             and bool((norms > 0).any())
         )
@@ -335,10 +349,12 @@ def _leave_one_out(aggregation: Aggregation, accepted: Tensor) -> list[int]:
     return []
 
 
-def _params_are_bounded(params: Params) -> bool:
-    """Return whether no parameter is NaN or beyond `MAX_ABS_PARAMETER`."""
+def _params_are_bounded(before: Params, after: Params) -> bool:
+    """Return whether no parameter that was replaced is NaN or beyond `MAX_ABS_PARAMETER`."""
     return all(
-        bool(value.abs().max() <= MAX_ABS_PARAMETER) for value in params.values() if value.numel()
+        bool(value.abs().max() <= MAX_ABS_PARAMETER)
+        for name, value in after.items()
+        if value.numel() and value is not before.get(name)
     )
 
 
@@ -377,11 +393,11 @@ def mean_change(before: Params, mean: Params, weights: Tensor) -> Params:
     Args:
         before: The model before training.
         mean: The weighted sum of the trained models.
-        weights: The weights `[K]`.
+        weights: The weights `[K]`, not negative; not all 0.
     """
     total = weights.sum()
     return {
-        name: value - total.to(value.dtype) * before[name]
+        name: value / total.to(value.dtype) - before[name]
         for name, value in mean.items()
         if value.is_floating_point()
     }
@@ -488,7 +504,9 @@ def rows_are_finite(tree: object, clients: int) -> Tensor:
     for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())
-            rows = value.reshape(clients, -1)
+            if value.stride(0) == 0:  # one tensor of all clients
+                value = value[:1]
+            rows = value.reshape(len(value), -1)
             whole = torch.isfinite(rows.sum(1))
             # A sum of large finite numbers may overflow: look at each number then.
             is_finite &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
