@@ -209,7 +209,7 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
 
 
 def test_what_goes_wrong_when_clients_settle_is_the_next_answer():
-    calls = [{"do": "settle"}, {"do": "rows"}, {"do": "settle"}, {"do": "judge"}, {"do": "end"}]
+    calls = [{"do": name} for name in ("commit", "states", "commit", "evaluate", "end")]
     answers = []
 
     class Played:
@@ -219,17 +219,17 @@ def test_what_goes_wrong_when_clients_settle_is_the_next_answer():
         def send(self, to, answer):
             answers.append(answer)
 
-        def sent(self, under_way, to):
+        def wait_sent(self, under_way, to):
             pass
 
     class Failing:
         def answer(self, call):
             if len(calls) == 2:  # the second settling
                 raise UsageError("no room on disk")
-            return {} if call["do"] == "settle" else {"done": call["do"]}
+            return {} if call["do"] == "commit" else {"done": call["do"]}
 
     serve(Failing(), Played())
-    assert answers == [{"done": "rows"}, {"refused": "no room on disk"}]
+    assert answers == [{"done": "states"}, {"refused": "no room on disk"}]
 
 
 def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):

@@ -512,7 +512,7 @@ def _train_alone(simulation: FederatedSimulation, make: MakeExecutor) -> Params:
     alone = FederatedSimulation(Local(), simulation.task, simulation.training, schedule, make)
     for _ in range(simulation.rounds_done):
         alone.run_round()
-    return alone.store.held(simulation.store.ids).local_params
+    return alone.store.client_state(simulation.store.ids).local_params
 
 
 def _batches_of(ids: Ints, stack: Params) -> ModelBatches:

@@ -226,7 +226,7 @@ def _start(
             "torchrun starts one run: use it with 'equipoise run', which goes on with --resume"
         )
     plan = plan_for_run(settings, task, folder)
-    num_launched = ProcessGroup.launched()[1]
+    num_launched = ProcessGroup.launched_rank()[1]
     if not resources.processes and num_launched == 1:
         count, note = num_processes(settings, task, plan)
         resources = replace(resources, processes=count)
