@@ -53,6 +53,7 @@ from equipoise.rl.nn import DTYPE
 from equipoise.utils.errors import UsageError, did_you_mean
 
 POLICIES: dict[str, type[policies.Policy]] = {
+    "gate": policies.GatePolicy,
     "trained": policies.TrainedPolicy,
     "dqn": policies.OnlineDqn,
     "endgame": policies.EndgameBandit,
@@ -72,7 +73,7 @@ class FedPolicy(ComposedMethod):
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
     policy: str = option(
-        "full:0.8,none",
+        "gate",
         "policy that chooses the part a client installs: one of "
         f"{', '.join(POLICIES)}, a part for all, or parts over the run such as full:0.8,none",
     )
@@ -173,8 +174,7 @@ class FedPolicy(ComposedMethod):
         if self.agent.probes and not task.has_split("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task "
-                f"'{task.info.name}' "
-                "has none: set val_share"
+                f"'{task.info.name}' has none: set val_share, or choose --policy full:0.8,none"
             )
         if isinstance(self.agent, policies.TrainedPolicy):
             if self.sets.names != PAPER_PARTS:
