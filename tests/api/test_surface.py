@@ -112,23 +112,21 @@ def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
         lines = ["age,ill", *(f"{age},{ill}" for age, ill in zip(*table.values(), strict=True))]
         (here / "clinics" / f"{name}.csv").write_text("\n".join(lines))
     given = [{"age": table["age"], "ill": table["num"]} for table in tables().values()]
-    clients = {
-        name: (np.array(table["age"])[:, None], np.array(table["num"]))
-        for name, table in tables().items()
-    }
     own = {
         "table0": given[0],
         "table1": given[1],
-        "clients": clients,
-        "net": nn.Linear(1, 2),
-        "new_rows": [[40.0]],
         "frame": pandas.concat(
             [pandas.DataFrame(table).assign(hospital=name) for name, table in tables().items()]
         ),
     }
-    for block in blocks("docs/how-to/own-data.md"):
-        exec(block, own)
+    for block in blocks("docs/how-to/tables-python.md"):
+        exec(re.sub(r"rounds=\d+", "rounds=2", block.replace("readmitted", "ill")), own)
     assert set(own["frame"]["predicted"]) <= {"num <= 0", "num > 0"}
+    for page in ("arrays-python", "selection"):
+        names = {"__name__": "own"}
+        for block in blocks(f"docs/how-to/{page}.md"):
+            exec(re.sub(r"rounds=\d+", "rounds=2", block), names)
+        assert names["run"].finished
 
 
 def test_the_api_as_designed(here: Path) -> None:

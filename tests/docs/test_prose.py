@@ -41,7 +41,24 @@ def test_the_figures_of_our_own_tests_are_the_committed_ones() -> None:
     assert tested.rewritten(text.replace(" kills, 0", " kills, 7")) == text
 
 
-def test_every_abbreviation_of_the_readme_is_in_the_glossary_or_the_table() -> None:
+def test_abbreviations_are_spelled_out_or_in_the_glossary() -> None:
+    assert prose.undefined("By XQZ, and XQZs again; AUC, SGD, CSV and `QQQ` are known.") == ["XQZ"]
+    assert prose.undefined("An extra query zone (XQZ), and XQZ again.") == []
+    assert prose.undefined("By XQZ. An extra query zone (XQZ).") == ["XQZ"]
+    assert prose.undefined("*A title of a paper: XQZ.* FedBN and NaN are none.") == []
+
+
+def test_a_guide_of_two_screens_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    guide = tmp_path / "how-to" / "long.md"
+    guide.parent.mkdir()
+    whole = "After this page you can read.\n" + "Read.\n" * 70 + "\n## Where to go next\n"
+    guide.write_text(whole)
+    [problem] = prose.problems(guide)
+    assert "split it by task" in problem
+
+
+def test_the_glossary_is_sorted_and_has_thirty_terms() -> None:
     glossary = (prose.DOCS / "reference" / "glossary.md").read_text()
     rows = [line for line in glossary.splitlines() if line.startswith("| ")]
     assert len(rows) >= 30

@@ -96,7 +96,7 @@ def test_examples_are_shown_in_full(site: Path) -> None:
     ("word", "page"),
     [
         ("SCAFFOLD", "methods/scaffold"),
-        ("certificates", "how-to/deploy"),
+        ("certificates", "how-to/deploy-server"),
         ("autopilot", "methods/autopilot"),
     ],
 )

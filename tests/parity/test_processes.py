@@ -27,6 +27,7 @@ from equipoise.methods import find_method
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
+from equipoise.simulation import aggregation_guard
 from equipoise.simulation.executor_selection import place
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.ipc import FIRST_PART_BYTES, TorchrunGroup, WorkerLost, backend_of
@@ -134,6 +135,23 @@ def test_any_number_of_processes_is_one_to_the_bit(name, clients, numbers):
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
         assert records == others[1]
         assert largest_difference(models, others[2]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "page"])
+def test_changes_are_compared_with_their_mean_alike_in_two_processes(name, monkeypatch):
+    """Honest clients hardly oppose: the half that is nearest to the mean is limited instead."""
+
+    def near_the_mean(weights, norms, dots, mean_norm):
+        usual = dots.median()
+        return torch.where(dots > usual, usual / dots, torch.ones_like(dots))
+
+    monkeypatch.setattr(aggregation_guard, "opposition_factors", near_the_mean)
+    method, task = find_method(name)(), small_task("linear", clients=120, samples=20)
+    state, records, _ = _simulate(Stacked, method, task, 1)
+    others = _simulate(Stacked, method, task, 2)
+    assert any(len(record.shrunk) > 20 for record in records)
+    assert largest_difference(state["params"], others[0]["params"]) == 0.0
+    assert records == others[1]
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])

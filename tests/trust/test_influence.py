@@ -8,11 +8,13 @@ import torch
 
 from equipoise.core import ClientUpdate, LocalHParams
 from equipoise.core.report_validation import (
+    MAX_OPPOSITION,
     MIN_CROWD,
     InfluenceBounds,
     believed_sizes,
     hparam_violations,
     influence_factors,
+    opposition_factors,
     scale_weights,
     shrink_changes,
     shrink_factors,
@@ -105,6 +107,35 @@ def test_a_tenth_of_a_crowd_cannot_raise_its_bounds():
     factors = influence_factors(weights, torch.ones(40, dtype=f64), 1.0)
     assert factors[4:].tolist() == [1.0] * 36
     assert float((factors * weights)[:4].max()) == pytest.approx(1.0)
+
+
+def test_who_points_against_the_others_counts_by_their_mean():
+    """Four changes of +1 and one of -v: the others' mean is 1, the bound on v is 2."""
+
+    def factors(v, weights):
+        weights = torch.tensor(weights, dtype=f64)
+        changes = torch.tensor([1.0, 1.0, 1.0, 1.0, -v], dtype=f64)
+        mean = (weights * changes).sum()
+        return opposition_factors(weights, changes.abs(), changes * mean, abs(float(mean)))
+
+    equal = [0.2] * 5
+    assert factors(MAX_OPPOSITION, equal).tolist() == [1.0] * 5
+    # Even where it turns the mean around: the others are compared with what remains without each.
+    assert factors(8.0, equal)[4] == pytest.approx(MAX_OPPOSITION / 8)
+    heavy = [0.1, 0.1, 0.1, 0.1, 0.6]
+    assert factors(4.0, heavy)[4] == pytest.approx(MAX_OPPOSITION / 4)
+    still = opposition_factors(
+        torch.full((5,), 0.2, dtype=f64), torch.zeros(5, dtype=f64), torch.zeros(5, dtype=f64), 0.0
+    )
+    assert still.tolist() == [1.0] * 5
+
+
+def test_a_change_across_the_mean_is_no_opposition():
+    weights = torch.full((4,), 0.25, dtype=f64)
+    changes = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 100.0]], dtype=f64)
+    mean = weights @ changes
+    factors = opposition_factors(weights, changes.norm(dim=1), changes @ mean, float(mean.norm()))
+    assert factors.tolist() == [1.0] * 4
 
 
 def test_what_a_client_loses_goes_to_all_in_proportion():

@@ -45,12 +45,12 @@ class ClockConfig(Options):
     )
     overselection: float = option(
         1.0,
-        "sync: ask so many times as many clients as are wanted; the round ends with the wanted "
+        "sync: ask this factor more clients than are needed; the round ends with the needed "
         "replies",
         low=1,
     )
     buffer: int = option(
-        0, "async: replies that make a new model; 0 for a tenth of those under way", low=0
+        0, "async: replies that make a new model; 0 for a tenth of those in progress", low=0
     )
     staleness: float = option(
         0.5, "a reply that is s models late counts (1 + s) to the power of minus this", low=0

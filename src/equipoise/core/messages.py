@@ -45,7 +45,7 @@ class TrainingConfig(Options):
     batch_size: int = option(32, "samples per local step", low=1)
     weight_decay: Scheduled[float] = option(0.0, "L2 penalty of local SGD", low=0)
     momentum: Scheduled[float] = option(
-        0.0, "momentum of local SGD, started anew each round", low=0, below=1
+        0.0, "momentum of local SGD, reset each round", low=0, below=1
     )
     max_grad_norm: float = option(
         0.0, "largest norm of a local gradient, longer ones are scaled down; 0 for none", low=0

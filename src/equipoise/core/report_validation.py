@@ -300,6 +300,35 @@ def crowd_factors(weights: Tensor, norms: Tensor, max_ratio: float) -> Tensor:
     return factors * torch.where(norms > norm_bounds, norm_bounds / norms, torch.ones_like(norms))
 
 
+MAX_OPPOSITION = 2.0
+"""How far a change may point against the mean of the others, in lengths of that mean."""
+
+
+def opposition_factors(weights: Tensor, norms: Tensor, dots: Tensor, mean_norm: float) -> Tensor:
+    """Return the factors that bound how far each client pulls against the mean of the others.
+
+    The mean of many different changes is much shorter than most of them, so that a change within
+    the bounds on norms can undo those of many. Honest clients hardly ever point far against the
+    mean of the others.
+
+    Args:
+        weights: Aggregation weights `[K]` with sum 1, not negative.
+        norms: Norms of the changes `[K]`.
+        dots: Inner products `[K]` of the changes with their weighted mean.
+        mean_norm: The norm of the weighted mean.
+
+    Returns:
+        Factors `[K]` in (0, 1], exactly 1 within the bound.
+    """
+    own = weights * norms
+    # The mean of the others, times 1 - weight: the mean of all less the client's own part.
+    others_norms = (mean_norm**2 - 2 * weights * dots + own**2).clamp(min=0).sqrt()
+    opposing = weights * norms**2 - dots
+    bounds = MAX_OPPOSITION * others_norms**2 / (1 - weights).clamp(min=ROUNDING_SLACK)
+    is_beyond = (opposing > bounds) & (bounds > 0)
+    return torch.where(is_beyond, bounds / opposing, torch.ones_like(norms))
+
+
 def scale_weights(weights: Tensor | Params, factors: Tensor) -> Tensor | Params:
     """Lower the weights of some clients.
 

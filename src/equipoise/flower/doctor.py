@@ -108,7 +108,7 @@ def _network(host: str, port: int) -> list[Finding]:
             f"port {port} is closed to other machines",
             f"port {port} is open to other machines ({', '.join(sorted(exposed))}): whoever "
             "reaches the control API can start code on every node; run the SuperLink on 127.0.0.1 "
-            "behind a proxy that lets only /v1/fleet/ through (docs/how-to/deploy.md)",
+            "behind a proxy that lets only /v1/fleet/ through (docs/how-to/deploy-server.md)",
         ),
     ]
 

@@ -63,7 +63,7 @@ class RunConfig(Options):
     )
     attack: str = option(
         "",
-        "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics, "
+        "simulated hostile clients, as name:share: flip, scaled, noise, constant, huge, metrics, "
         "little, under, cap, rate-lie, size-lie, sleeper, measurements, labels "
         "or backdoor",
     )
@@ -79,7 +79,7 @@ class RunConfig(Options):
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
     patience: int = option(
         -1,
-        "stop after so many evaluations without a lower validation loss; 0 for never; -1 for "
+        "stop after this many evaluations without a lower validation loss; 0 for never; -1 for "
         "the task's own: 10 on tables, never elsewhere",
         low=-1,
     )

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from equipoise.core import ClientResult, ClientUpdate, Method, Server
+from equipoise.core.method import weighted_mean
 from equipoise.core.report_validation import (
     MIN_COHORT,
+    MIN_CROWD,
     InfluenceBounds,
     influence_factors,
     like_params,
+    opposition_factors,
     scale_weights,
     shrink_factors,
     shrink_update,
@@ -40,6 +43,7 @@ OWN_RATE_BOUNDS = InfluenceBounds(norm_ratio=50.0, influence_ratio=10.0, crowd_r
 AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_ratio=torch.inf)
 """For agents in environments: honest ones may differ by much more than models of data."""
 MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
+CACHED_NUMBERS = 2**16  # of a difference that is read again at once
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
 
 
@@ -170,17 +174,25 @@ class Aggregation:
         norms = self.diagnostics.norms
         factors = self._norm_factors(accepted)
 
-        def sum_updates(weights: Tensor | Params) -> State:
-            return self.results.partial_sums(
-                method,
-                self.sent_params,
-                self.chunks,
-                accepted,
-                weights,
-                factors if bool((factors < 1).any()) else None,
-            )
+        summed: tuple[Tensor | Params, Tensor, State] | None = None
 
-        if method.capabilities.aggregates_by_sum:
+        def sum_updates(weights: Tensor | Params) -> State:
+            nonlocal summed
+            if summed is None or summed[0] is not weights or summed[1] is not factors:
+                shrinks = bool((factors < 1).any())
+                sums = self.results.partial_sums(
+                    method,
+                    self.sent_params,
+                    self.chunks,
+                    accepted,
+                    weights,
+                    factors if shrinks else None,
+                )
+                summed = weights, factors, sums
+            return summed[2]
+
+        by_sum = method.capabilities.aggregates_by_sum
+        if by_sum:
             # Parameters stay where they were computed, perhaps in other processes: summed there.
             updates = ClientUpdate({}, metrics=updates.metrics)
             after.sum_updates = sum_updates
@@ -189,21 +201,48 @@ class Aggregation:
             updates = index(updates, accepted)
             norms = norms[accepted]
         log_shrunk(after, ids, factors)
-        if not method.capabilities.aggregates_by_sum:
+        if not by_sum:
             updates = shrink_update(updates, self.sent_params, factors)
         weights, after.state = method.aggregation_weights(after, ids, updates)
+
+        def limit(by: Tensor) -> None:
+            nonlocal factors, updates, weights
+            log_shrunk(after, ids, by)
+            if "partial_sums" not in method.overridden_hooks:
+                weights = scale_weights(weights, by)
+            elif bool((by < 1).any()):
+                # Other sums than the mean have no weights: what is summed is shrunk.
+                factors = factors * by
+                updates = updates if by_sum else shrink_update(updates, self.sent_params, by)
+
         if not method.capabilities.bounds_influence:
             sizes = norms * factors if self.bounds.weighs_norms else torch.ones_like(norms)
-            bounded = influence_factors(weights, sizes, after.influence_ratio)
-            log_shrunk(after, ids, bounded)
-            if "partial_sums" in method.overridden_hooks:
-                # Other sums than the mean have no weights: what is summed is shrunk.
-                factors = factors * bounded
-            else:
-                weights = scale_weights(weights, bounded)
+            limit(influence_factors(weights, sizes, after.influence_ratio))
+            if self._bounds_opposition(weights, norms):
+                assert isinstance(weights, Tensor)
+                if by_sum:
+                    mean = sum_updates(weights)["mean"]
+                    change = mean_change(self.sent_params, mean, weights)
+                    dots = self.results.update_dots(self.sent_params, change, accepted) * factors
+                else:
+                    mean = weighted_mean(updates.params, weights)
+                    change = mean_change(self.sent_params, mean, weights)
+                    dots = update_dots(self.sent_params, updates.params, change)
+                norm = torch.stack([value.double().norm() for value in change.values()]).norm()
+                limit(opposition_factors(weights.double(), norms * factors, dots, float(norm)))
         after.params, after.state = method.aggregate(after, ids, updates, weights)
         after.state = method.learn(after, ids, updates)
         after.sum_updates = None
+
+    def _bounds_opposition(self, weights: Tensor | Params, norms: Tensor) -> bool:
+        """Return whether changes compare with their mean: one weight each, many that move."""
+        return (
+            self.bounds.weighs_norms
+            and self.bounds.crowd_ratio < torch.inf
+            and isinstance(weights, Tensor)
+            and weights.dim() == 1
+            and int((norms > 0).sum()) >= MIN_CROWD
+        )
 
     def _norm_factors(self, accepted: Tensor) -> Tensor:
         """Return factors for the accepted replies that bound the norms of what they upload."""
@@ -316,6 +355,44 @@ def update_norms(before: Params, after: Params, clients: int) -> Tensor:
         return torch.zeros(clients, dtype=torch.float64)
     whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
     return whole
+
+
+def mean_change(before: Params, mean: Params, weights: Tensor) -> Params:
+    """Return the weighted mean of the changes.
+
+    Args:
+        before: The model before training.
+        mean: The weighted sum of the trained models.
+        weights: The weights `[K]`.
+    """
+    total = weights.sum()
+    return {
+        name: value - total.to(value.dtype) * before[name]
+        for name, value in mean.items()
+        if value.is_floating_point()
+    }
+
+
+def update_dots(before: Params, after: Params, direction: Params) -> Tensor:
+    """Return the inner product of each update with a direction.
+
+    Args:
+        before: The model before training.
+        after: Trained models, stacked `[K, ...]`.
+        direction: A change of the model; parameters that it lacks do not count.
+
+    Returns:
+        Inner products `[K]` in double precision.
+    """
+    each = [_dots_of_stack(after[name], before[name], direction[name]) for name in direction]
+    return torch.stack(each).sum(0)
+
+
+def _dots_of_stack(after: Tensor, before: Tensor, direction: Tensor) -> Tensor:
+    """Return the inner products of one parameter, as many clients at once as the cache holds."""
+    clients_at_once = max(1, CACHED_NUMBERS // max(1, before.numel()))
+    parts = ((some - before).mul_(direction) for some in after.split(clients_at_once))
+    return torch.cat([part.flatten(1).sum(1, dtype=torch.float64) for part in parts])
 
 
 def extra_norms(update: ClientUpdate, clients: int) -> Tensor:

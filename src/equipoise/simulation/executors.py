@@ -34,7 +34,7 @@ from equipoise.core.method import weights_by_num_examples
 from equipoise.core.report_validation import shrink_update
 from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
-from equipoise.simulation.aggregation_guard import UpdateDiagnostics
+from equipoise.simulation.aggregation_guard import UpdateDiagnostics, update_dots
 from equipoise.simulation.client_runtime import ClientRuntime, over_clients, run_client_round
 from equipoise.simulation.client_store import CLIENT_STATE_NAMES, ClientStore
 from equipoise.utils import pytree
@@ -103,6 +103,11 @@ class CohortResults:
     def from_all_clients(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
         """Everybody replied."""
         return cls(torch.arange(len(ids)), stack)
+
+    def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
+        """Return the inner products `[K]` of the taken updates with a direction."""
+        assert self.stack is not None
+        return update_dots(global_params, self.stack.update.params, direction)[taken]
 
     def partial_sums(
         self,
@@ -587,11 +592,20 @@ class SummedCohortResults(CohortResults):
         """Return the known sums, or recompute the uploads if other replies are summed."""
         if self.weights_known(taken, weights, factors):
             return add_chunk_sums(self.chunk_sums)
-        if not self._has_uploads:
-            assert self.stack is not None
-            self.stack = replace(self.stack, update=self.recompute_uploads())
-            self._has_uploads = True
+        self._recover_uploads()
         return super().partial_sums(method, global_params, cuts, taken, weights, factors)
+
+    def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
+        """Recompute the uploads, and return their inner products with a direction."""
+        self._recover_uploads()
+        return super().update_dots(global_params, direction, taken)
+
+    def _recover_uploads(self) -> None:
+        if self._has_uploads:
+            return
+        assert self.stack is not None
+        self.stack = replace(self.stack, update=self.recompute_uploads())
+        self._has_uploads = True
 
 
 @dataclass

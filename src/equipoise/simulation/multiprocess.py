@@ -23,7 +23,7 @@ from equipoise.core import (
     State,
 )
 from equipoise.simulation import executors
-from equipoise.simulation.aggregation_guard import UpdateDiagnostics
+from equipoise.simulation.aggregation_guard import UpdateDiagnostics, update_dots
 from equipoise.simulation.client_store import (
     CLIENT_STATE_NAMES,
     ClientStore,
@@ -82,6 +82,7 @@ class Worker:
             **{
                 "run": self.run,
                 "sums": self.sums,
+                "dots": self.dots,
                 "settle": self.settle,
                 "rows": self.rows,
                 "judge": self.judge,
@@ -175,6 +176,12 @@ class Worker:
             first = first + clients
             used = used + count
         return {"sums": found}
+
+    def dots(self, call: State) -> State:
+        """The inner products of each update with a direction."""
+        direction = call["direction"]
+        parts = [update_dots(self._sent, part.update.params, direction) for part in self._parts]
+        return {"dots": torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)}
 
     def rows(self, call: State) -> State:
         """What is held of these clients under the names that are asked for."""
@@ -580,6 +587,15 @@ class RemoteCohortResults(CohortResults):
             parts.append(answers[process][str(turn[process])])
             turn[process] += 1
         return executors.add_chunk_sums(parts)
+
+    def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
+        """Ask each process for its clients' inner products."""
+        assert self.executor is not None
+        call: State = {"do": "dots", "direction": direction}
+        answers = self.executor.ask([call for _ in self.rows_by_process])
+        found = torch.cat([answer["dots"] for answer in answers])
+        order = torch.cat(self.rows_by_process).argsort()
+        return found[order][taken]
 
     def _ask(self, taken: Tensor, weights: Tensor | Params, factors: Tensor | None) -> list[State]:
         assert self.executor is not None

@@ -306,7 +306,7 @@ def spec_with_preprocessor(
 
 SPEC = TaskSpec(
     name="remote-tables",
-    help="rows that stay on their owners' machines: for deployment, see docs/how-to/deploy.md",
+    help="rows that stay on their owners' machines, for deployment: docs/how-to/remote-tables.md",
     config=RemoteTablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=0.01),
     models=("mlp", "linear", TREES),
