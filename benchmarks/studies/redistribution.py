@@ -48,6 +48,7 @@ BASELINES: dict[str, dict[str, Any]] = {
     )
 }
 BASELINES["fedavgm"] = {"method": "fedavgm", "server_momentum": 0.5}
+BASELINES["feddbe"] = {"method": "feddbe", "kappa": 1.0}  # better than 50 on seed 31
 RARELY_STRONG = ("fedrep", "fedprox", "fedala", "fedbabu")
 """Baselines that were nowhere the strongest in the study fedpolicy; computed last."""
 POLICIES: dict[str, dict[str, Any]] = {

@@ -78,6 +78,15 @@ def test_clients_of_another_kind_leave_early_and_take_what_scores_best() -> None
     assert decided([OTHER_KIND] * 6, 46)[1] == [False] * 6
 
 
+def test_the_global_model_does_not_become_that_of_one_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores = [OTHER_KIND] * 5 + [ALIKE]
+    assert decided(scores, 31, left=[0, 1, 2, 3, 4])[0] == [NONE] * 5 + [FULL]  # one of six
+    monkeypatch.setattr(policies, "MIN_SHARERS", 0.2)
+    assert decided(scores, 31, left=[0, 1, 2, 3, 4])[0] == [NONE] * 6
+
+
 def test_parts_that_are_not_allowed_are_not_taken() -> None:
     assert decided([SKEWED] * 6, 46, parts="full,none")[0] == [NONE] * 6
     assert decided([SKEWED] * 6, 56, parts="full,backbone")[0] == [BACKBONE] * 6

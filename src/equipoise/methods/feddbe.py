@@ -184,8 +184,9 @@ def _losses(task: SupervisedTask) -> Loss:
         model = {name: value for name, value in params.items() if name != SHIFT}
         logits, representations = _outputs(task, model, x, params[SHIFT])
         mean = aux[ROW_WEIGHTS] @ representations
-        regularisation = aux["kappa"] / 2 * (mean - aux["consensus"]).square().mean()
-        return F.cross_entropy(logits, y, reduction="none") + regularisation
+        regularisation: Tensor = aux["kappa"] / 2 * (mean - aux["consensus"]).square().mean()
+        errors = F.cross_entropy(logits, y, reduction="none")
+        return errors + regularisation
 
     return losses
 
@@ -196,6 +197,7 @@ def _distances(task: SupervisedTask) -> Loss:
     def losses(params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         mean = params["mean"]
         _, representations = _outputs(task, aux["model"], x, torch.zeros_like(mean))
-        return (mean - representations.detach()).square().sum(-1) / 2
+        distances: Tensor = (mean - representations.detach()).square().sum(-1) / 2
+        return distances
 
     return losses

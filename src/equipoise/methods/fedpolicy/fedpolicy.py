@@ -316,6 +316,9 @@ class FedPolicy(ComposedMethod):
             return params
         replied = (client_table["reply_round"] == server.round).nonzero()[:, 0]
         staleness = self._staleness_weights(server, client_table, replied)
+        # A block that nobody installed stays: its uploads tell of personal models alone.
+        is_shared = staleness.max(0).values == 1.0
+        staleness = torch.where(is_shared, staleness, 0.0)
         return self.sets.damp_stale_blocks(server.task, server.params, params, staleness)
 
     def _staleness_weights(self, server: Server, client_table: State, ids: Tensor) -> Tensor:

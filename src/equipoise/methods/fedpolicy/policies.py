@@ -53,6 +53,7 @@ BODY_PART = 1  # the number of the first part between: `backbone`, unless the us
 LEAVE_START = 0.15  # share of the run from which clients may leave: their second probe
 LEAVE_MARGIN = 0.03  # relative accuracy by which the received backbone is worse for those who leave
 LEAVE_SHARE = 0.5  # of those that still share may leave at once
+MIN_SHARERS = 0.15  # share of clients with a part other than `none` below which nobody has one
 END_START = 0.72  # share of the run from which clients keep their own head
 LAST_START = 0.9  # share of the run from which they keep their own backbone, too
 SMOOTHING = 0.5  # weight of the newest probe
@@ -362,6 +363,7 @@ class GatePolicy(ProbingPolicy):
     - Clients for which it is clearly worse leave early, the worst first and at most half of those
       that still share at once: the model then moves towards the others, whom it may suit again.
       From then on a client takes, after each probe, what scores best: `full`, `backbone` or `none`.
+      If fewer than 15 % of the clients would share anything, nobody does.
     - The others take `full` for three quarters of the run, then `backbone`, and `none` in the last
       tenth; those whose own model is no better than the received one keep `full` to the end.
     """
@@ -414,6 +416,10 @@ class GatePolicy(ProbingPolicy):
             has_left = has_left | leaving_clients(advantage[:, BODY_PART], gain, ~has_left)
         values = advantage.masked_fill(~self.choices, -math.inf)
         part = torch.where(has_left, values.argmax(1), FULL_PART)
+        none = len(self.choices) - 1
+        if self.choices[none] and float((part != none).double().mean()) < MIN_SHARERS:
+            # The global model must not become the model of one or two clients.
+            part = torch.full_like(part, none)
         if over >= END_START:
             late = self._late_part(values, over)
             part = torch.where(has_left | (advantage[:, FULL_PART] >= 0), part, late)
