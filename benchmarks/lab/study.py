@@ -14,6 +14,8 @@ from benchmarks.lab.cells import Cell, Results
 
 Lines = list[str]
 TEXTS = Path(studies.__path__[0])
+FORMER_POLICY = "learned"
+"""FedPolicy's default until it was replaced by a schedule."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Study:
 
     def page(self, results: Results) -> str:
         """The text with its tables."""
-        made = {**self.tables, "provenance": _provenance}
+        made = {**self.tables, "provenance": _provenance, "former_policy": former_policy}
         text = (TEXTS / f"{self.name}.md").read_text()
         return re.sub(
             r"\{\{(\w+)\}\}", lambda found: "\n".join(made[found[1]](results)).strip(), text
@@ -55,6 +57,17 @@ def find(name: str) -> Study:
     study = importlib.import_module(f"benchmarks.studies.{name}").STUDY
     assert isinstance(study, Study)
     return study
+
+
+def former_policy(results: Results) -> Lines:
+    """Say how many cells of FedPolicy were made with a policy that is no longer there."""
+    old = [r for r in results if r.config.get("policy") == FORMER_POLICY]
+    if not old:
+        return []
+    return [
+        f"Cells of FedPolicy with its former policy `{FORMER_POLICY}`, since removed: {len(old)}. "
+        "They are a record; today's commands do not give them."
+    ]
 
 
 def _provenance(results: Results) -> Lines:

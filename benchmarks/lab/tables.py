@@ -28,14 +28,14 @@ def as_options(options: Mapping[str, Any]) -> str:
 def made_at(records: Iterable[Record]) -> str:
     """Return the commits at which cells were made; `unknown` where none was recorded.
 
-    For cohorts of 20 clients and more, whose influence was not bounded at first.
+    For cohorts of 20 clients and more, whose influence was bounded otherwise, or not, at first.
     """
     found = list(records)
     commits = {record.commit[:8] if record.commit else "unknown" for record in found}
     words = ", ".join(sorted(commits))
     if all(record.is_bounded for record in found):
         return words
-    return f"{words}, before influence was bounded"
+    return f"{words}, before the present bound on influence"
 
 
 def age(records: Iterable[Record]) -> list[str]:
@@ -45,8 +45,9 @@ def age(records: Iterable[Record]) -> list[str]:
     if not old:
         return []
     return [
-        f"{old} of {len(found)} cells were made before the influence of each client was bounded in "
-        "cohorts of 20 replies and more: today the command gives somewhat other figures."
+        f"{old} of {len(found)} cells were made before the present bound on the influence of each "
+        "client in cohorts of 20 replies and more: today the command gives somewhat other figures "
+        "(FedAvg on Synthetic: 0.2 points at most)."
     ]
 
 

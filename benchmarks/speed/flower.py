@@ -35,7 +35,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from equipoise.experiment.runner import build_task
-from equipoise.settings.experiment_config import Settings
+from equipoise.settings.experiment_config import ExperimentConfig
 
 app = ServerApp()
 
@@ -53,8 +53,9 @@ class Timed(FedAvg):
 def main(grid, context):
     c = dict(context.run_config)
     out, rounds = c.pop("out"), c["rounds"]
-    settings = Settings.of({k: v for k, v in c.items() if k not in ("time-limit", "wait")})
-    params = build_task(settings).init_params(0)
+    options = {k: v for k, v in c.items() if k not in ("time-limit", "wait")}
+    config = ExperimentConfig.from_options(options)
+    params = build_task(config).init_params(0)
     strategy = Timed(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(params), num_rounds=rounds, timeout=120)
     open(out, "w").write(json.dumps(strategy.seconds))
@@ -63,24 +64,24 @@ PLAIN_CLIENT = """
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from equipoise.core import Fit, When
+from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.experiment.runner import build_task
-from equipoise.settings.experiment_config import Settings
+from equipoise.settings.experiment_config import ExperimentConfig
 
 app = ClientApp()
 
 @app.train()
 def train(message, context):
     c = {k: v for k, v in context.run_config.items() if k not in ("time-limit", "wait", "out")}
-    settings = Settings.of(c)
-    task = build_task(settings)
+    config = ExperimentConfig.from_options(c)
+    task = build_task(config)
     params = dict(message.content["arrays"].to_torch_state_dict())
     id = torch.tensor(context.node_config["client-id"])
-    epochs = torch.tensor(settings.training.epochs)
-    lr = torch.tensor(settings.training.lr)
-    fit = Fit(params, epochs, lr, names=tuple(params))
-    params, _, _ = task.fit(id, fit, {}, When(0, 1, settings.training))
-    metrics = MetricRecord({"num-examples": int(task.sizes(id.reshape(1))[0])})
+    epochs = torch.tensor(config.training.epochs)
+    lr = torch.tensor(config.training.lr)
+    request = LocalTrainRequest(params, epochs, lr, trainable=tuple(params))
+    params, _, _ = task.fit(id, request, {}, RngContext(0, 1, config.training))
+    metrics = MetricRecord({"num-examples": int(task.num_examples(id.reshape(1))[0])})
     content = RecordDict({"arrays": ArrayRecord(params), "metrics": metrics})
     return Message(content, reply_to=message)
 """

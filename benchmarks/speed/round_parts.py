@@ -32,22 +32,25 @@ from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfi
 
 WAITING = "waiting awake for the other"
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "local training and clients' evaluations": [(Stacked, "chunk")],
-    "putting chunks together": [(InProcessExecutor, "run")],
+    "local training and clients' evaluations": [(Stacked, "run_chunk")],
+    "putting chunks together": [(InProcessExecutor, "run_clients")],
     "checks, sums, the server's step": [
         *(
-            (aggregation_guard.UpdateDiagnostics, "of"),
-            (CohortResults, "sums"),
+            (aggregation_guard.UpdateDiagnostics, "compute"),
+            (CohortResults, "partial_sums"),
             (Worker, "sums"),
-            (multiprocess.RemoteCohortResults, "sums"),
+            (multiprocess.RemoteCohortResults, "partial_sums"),
         ),
-        *((server_loop, "adopt"), (server_loop, "too_long")),
+        *((server_loop, "aggregate_with_fault_isolation"), (server_loop, "norm_outliers")),
     ],
-    "evaluation of the server's model": [(executors, "judged"), (multiprocess, "judged")],
-    "what clients keep": [(ClientStore, name) for name in ("held", "keep", "count")],
+    "evaluation of the server's model": [
+        (executors, "evaluate_on_server"),
+        (multiprocess, "evaluate_on_server"),
+    ],
+    "what clients keep": [(ClientStore, name) for name in ("held", "commit", "count")],
     "planning and messages": [
         *(
-            (MultiProcessExecutor, "run"),
+            (MultiProcessExecutor, "run_clients"),
             (MultiProcessExecutor, "ask"),
             (multiprocess.RemoteCohortResults, "of"),
             (Worker, "run"),
@@ -55,13 +58,13 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         *(
             (ipc, "pack"),
             (ipc, "unpack"),
-            (ipc, "_fill"),
+            (ipc, "_receive_into"),
             (ForkedGroup, "send"),
             (ForkedGroup, "receive"),
         ),
     ],
     WAITING: [(ForkedGroup, "_wait")],
-    "scores, log, the rest of the round": [(FederatedSimulation, "round")],
+    "scores, log, the rest of the round": [(FederatedSimulation, "run_round")],
 }
 
 

@@ -12,44 +12,47 @@ from benchmarks.lab.tables import mean, spread, table
 
 SEEDS = (1, 2, 3)
 SHARES = (0.01, 0.1, 0.3)
-ATTACKS = ("under", "cap", "rate-lie", "size-lie", "sleeper", "measurements", "backdoor")
-METHODS = ("fedavg", "autopilot", "scaffold", "page", "fedpolicy")
+ATTACKS = ("under", "cap", "size-lie", "measurements", "rate-lie", "sleeper", "backdoor")
+METHODS = ("fedavg", "scaffold", "fedpolicy", "autopilot", "page")
 NO_MEASUREMENTS = ("fedavg", "scaffold")  # their servers read nothing but the models
-RULES = ("none", "trust")
+RULES = ("none", "rule")
+RULE_OF = {"scaffold": "geometric"}  # its memory allows centres alone
+BEST_RULE = "trust"  # of the study `attacks`
 SYNTHETIC = {
     "task": "synthetic",
     "executor": "stacked",
     "clients": 100,
-    "rounds": 20,
-    "epochs": 20,
-    "eval_every": 20,
+    "rounds": 40,
+    "epochs": 1,
+    "eval_every": 40,
     "threads": 1,
 }
-FEDPOLICY = {"model": "mlp", "rounds": 10, "eval_every": 10}  # a round costs five times as much
+PAGE = {"rounds": 20, "eval_every": 20}  # a round costs ten times as much
+FEDPOLICY = {"model": "mlp"}  # it treats blocks of a model
 
 
 def options(method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | None:
-    """Return the options of a cell, or None where a method refuses a rule or reads no report."""
-    if method == "scaffold" and rule == "trust":
-        return None
+    """Return the options of a cell, or None where a method reads no report."""
     if method in NO_MEASUREMENTS and attack.startswith("measurements"):
         return None
     chosen: dict[str, Any] = {**SYNTHETIC, "method": method, "seed": seed}
     if method == "fedpolicy":
         chosen |= FEDPOLICY
+    if method == "page":
+        chosen |= PAGE
     if rule != "none":
-        chosen["robust"] = rule
+        chosen["robust"] = RULE_OF.get(method, BEST_RULE)
     if attack != "none":
         chosen["attack"] = attack
     return chosen
 
 
 def cells(results: Results) -> Iterable[Cell]:
-    """Yield one of 100 by default first, then larger shares and the rule, seed by seed."""
+    """Yield one of 100 by default first, then larger shares with the rule and without."""
     for seed in SEEDS:
         clean = set()
         for share in SHARES:
-            for rule in RULES[:1] if share == SHARES[0] else RULES:
+            for rule in RULES[:1] if share == SHARES[0] else reversed(RULES):
                 attacks = [f"{attack}:{share}" for attack in ATTACKS]
                 if rule not in clean:
                     attacks = ["none", *attacks]
@@ -114,16 +117,31 @@ def summary(results: Results) -> list[str]:
     return table(["method", "share", "rule", "worst attack", "points lost", "attacks run"], rows)
 
 
+def backdoors(results: Results) -> list[str]:
+    """Return the success of backdoors by method, share and rule."""
+    rows = []
+    for method in METHODS:
+        for share in SHARES:
+            found = results.where(method=method, attack=f"backdoor:{share}")
+            rates = {
+                rule: spread([r["backdoor"] for r in found if r["rule"] == rule]) for rule in RULES
+            }
+            if found:
+                rows.append([method, share, *rates.values()])
+    return table(["method", "share", "without a rule", "with the rule"], rows)
+
+
 STUDY = Study(
     name="adaptive",
     cells=cells,
     measure=measure,
     tables={
         "summary": summary,
+        "backdoors": backdoors,
         "one": _cost_table("none", 0.01),
         "ten": _cost_table("none", 0.1),
-        "ten_trust": _cost_table("trust", 0.1),
+        "ten_rule": _cost_table("rule", 0.1),
         "thirty": _cost_table("none", 0.3),
-        "thirty_trust": _cost_table("trust", 0.3),
+        "thirty_rule": _cost_table("rule", 0.3),
     },
 )

@@ -62,7 +62,7 @@ TABLES: dict[str, dict[str, Any]] = {
         "event": "event",
     },
     "math": {
-        "data": FOLDER / "math.parquet",
+        "data": FOLDER / "mathachieve.parquet",
         "client_column": "School",
         "target": "MathAch",
         "target_type": "regression",

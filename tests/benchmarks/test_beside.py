@@ -5,7 +5,7 @@ of slices give the ratio.
 from types import SimpleNamespace
 
 from benchmarks.lab.provenance import ROOT
-from benchmarks.speed import engine
+from benchmarks.speed import engine, round_parts
 from benchmarks.speed.beside import _summary
 from benchmarks.speed.beside_worker import load_engine, make_round, seconds_of_rounds
 
@@ -29,3 +29,9 @@ def test_this_checkout_has_the_stable_entry():
 def test_the_ratio_is_the_median_over_pairs():
     pairs = [(0.010, 0.020), (0.030, 0.030), (0.010, 0.015)]  # the second pair was disturbed
     assert _summary(pairs) == {"present ms": 10.0, "older ms": 20.0, "speed: present / older": 1.5}
+
+
+def test_the_parts_of_a_round_have_the_names_of_the_code():
+    for part, functions in round_parts.PARTS.items():
+        for owner, name in functions:
+            assert name in vars(owner), (part, owner, name)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lab import Cell, Record, Results, Study, cells, command, grid, provenance, runner
-from benchmarks.lab.study import find
+from benchmarks.lab.study import FORMER_POLICY, find, former_policy
 from benchmarks.lab.tables import paired, spread, table
 from equipoise.experiment.runner import Interrupted
 
@@ -179,6 +179,15 @@ def test_tables() -> None:
         paired(ours, theirs, "x", 2) == "+1.50 ± 6.35"
     )  # t = 12.706, deviation sqrt(1/2), two pairs
     assert paired(ours, theirs[:1], "x", 2) is None
+
+
+def test_a_page_counts_cells_of_a_policy_that_was_removed(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(replace(made("a"), config={"policy": "full:0.8,none"}))
+    assert former_policy(results) == []
+    results.add(replace(made("b"), config={"policy": FORMER_POLICY}))
+    (line,) = former_policy(results)
+    assert f"`{FORMER_POLICY}`, since removed: 1." in line
 
 
 PAIRS = (((1, 2.0), (2, 4.0), (3, 9.0)), ((1, 1.0), (2, 2.0)))

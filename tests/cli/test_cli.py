@@ -37,6 +37,14 @@ def equipoise_cli(*arguments):
     )
 
 
+def help_of(capsys, *arguments):
+    """Return a help text, without starting a process."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
 def read_csv(path):
     return list(csv.DictReader(path.read_text().splitlines()))
 
@@ -209,27 +217,28 @@ def test_the_method_of_the_guide_runs(tmp_path):
     assert one["personal"]["acc"] == pytest.approx(other["personal"]["acc"], abs=0.02)
 
 
-def test_help_shows_the_usual_options_and_those_of_a_named_method_and_task():
-    short = equipoise_cli("run", "--help").stdout
+def test_help_shows_the_usual_options_and_those_of_a_named_method_and_task(capsys):
+    short = help_of(capsys, "run", "--help")
     assert {"--method", "--rounds", "--participation", "--epochs", "--out", "--help-all"} <= shown(
         short
     )
     assert not {"--weight-decay", "--dp-clip", "--checkpoint-every", "--clients"} & shown(short)
-    named = equipoise_cli("run", "--method", "finetune", "--task", "synthetic", "--help").stdout
+    assert {"--data", "--target", "--client-column", "--event", "--folds"} <= shown(short)
+    named = help_of(capsys, "run", "--method", "finetune", "--task", "synthetic", "--help")
     assert {"--tune-lr", "--tune-epochs", "--clients", "--beta"} <= shown(named)
     assert shown(named) - shown(short) == {"--tune-lr", "--tune-epochs", *of_task("synthetic")}
     assert "equipoise run --task tables --help" in " ".join(short.split())
     assert "--task tables" not in named
 
 
-def test_help_all_shows_every_option():
-    text = equipoise_cli("run", "--method", "finetune", "--help-all").stdout
+def test_help_all_shows_every_option(capsys):
+    text = help_of(capsys, "run", "--method", "finetune", "--help-all")
     known = options(find_method("finetune"), find_task("synthetic"))
     assert {f"--{name.replace('_', '-')}" for name in known} <= shown(text)
-    assert "--tune-lr" not in shown(equipoise_cli("run", "--method", "fedavg", "--help-all").stdout)
-    assert {"--mu", "--lam", "--dp-noise"} <= shown(
-        equipoise_cli("compare", "--methods", "fedprox,ditto", "--help-all").stdout
-    )
+    text = help_of(capsys, "run", "--method", "fedavg", "--help-all")
+    assert "--tune-lr" not in shown(text)
+    text = help_of(capsys, "compare", "--methods", "fedprox,ditto", "--help-all")
+    assert {"--mu", "--lam", "--dp-noise"} <= shown(text)
 
 
 def shown(help):
@@ -443,11 +452,10 @@ def test_patience_stops_early_and_says_so(tmp_path):
     assert "2 evaluations" in summary["stopped"]
 
 
-def test_a_diverging_run_names_the_clients_and_ends_well(tmp_path):
+def test_a_diverging_run_names_the_clients_and_ends_well(tmp_path, capsys):
     out = tmp_path / "x"
-    done = equipoise_cli("run", "--out", str(out), "--model", "mlp", "--lr", "1e30", *SMALL)
-    assert done.returncode == 0, done.stderr
-    assert "left out clients [0, 1, 2, 3, 4] (not finite)" in done.stderr
+    assert main(["run", "--out", str(out), "--model", "mlp", "--lr", "1e30", *SMALL]) == 0
+    assert "left out clients [0, 1, 2, 3, 4] (not finite)" in capsys.readouterr().err
     assert json.loads((out / "summary.json").read_text())["dropped_updates"] == 30
 
 

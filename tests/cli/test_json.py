@@ -69,6 +69,7 @@ CALLS = {
     "choose": "{all}/run --refit none --out {tmp}/chosen",
     "adapt": "{all}/run {all}/newcomer.csv --out {tmp}/newcomer",
     "evaluate": "{all}/run {all}/clinics/north.csv --client north --by age --report {tmp}/e.html",
+    "explain": "{all}/run --n-repeats 1",
     "predict": "{all}/run {all}/clinics/north.csv --client north --out {tmp}/p.csv",
     "export": "{all}/run --out {tmp}/model.safetensors",
     "certify": "{all}/run --samples 2",

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from equipoise.cli import main
+from equipoise.cli.options import parse_several_methods
+from equipoise.cli.parser import Parser
 from equipoise.config.schema import Schedule, cosine, steps
 from equipoise.core import Method, Options, Scheduled, TrainingConfig, option
 from equipoise.data.datasets.synthetic import SyntheticConfig
 from equipoise.environments.deep_task import DeepRLConfig
+from equipoise.experiment.compare import options_of
 from equipoise.flower.config import DeploymentConfig
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.feddyn import FedDyn
@@ -294,3 +297,32 @@ def test_the_critics_have_table_7s_rate_of_the_task_they_are_on() -> None:
         assert find_task(name)
         task = SimpleNamespace(info=SimpleNamespace(name=name))
         assert Page().agent_config(task).critic_lr == rate  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--data", "x"], ["autopilot@linear", "autopilot", "fedavg", "local"]),
+        (["--data", "x", "--model", "mlp"], ["autopilot", "fedavg", "local"]),
+        (["--data", "x", "--model", "trees"], ["fedtrees", "local"]),
+        (["--model", "trees", "--data", "x", "--methods", "fedtrees"], ["fedtrees"]),
+    ],
+)
+def test_methods_that_are_compared_unless_they_are_named(
+    arguments: list[str], expected: list[str]
+) -> None:
+    _, cells = parse_several_methods(arguments, Parser("compare", "Compare."))
+    assert list(cells) == expected
+
+
+def test_a_method_may_have_a_model_of_its_own() -> None:
+    given = {"task": "tables", "model": "mlp"}
+    assert options_of("autopilot", given)["model"] == "mlp"
+    assert options_of("autopilot@linear", given) == {
+        "method": "autopilot",
+        "task": "tables",
+        "model": "linear",
+    }
+    assert options_of("mine", {"method": "fedprox"}) == {"method": "fedprox"}  # a label
+    with pytest.raises(UsageError, match="give --model instead"):
+        parse_several_methods(["--methods", "fedavg@linear"], Parser("tune", "Tune."), False)

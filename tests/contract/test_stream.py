@@ -84,7 +84,7 @@ def test_a_round_is_computed_twice_once(monkeypatch):
     monkeypatch.setattr(
         streamed.executor,
         "run_chunk",
-        lambda round, *rest: asked.append(round) or chunk(round, *rest),
+        lambda request: asked.append(request.round) or chunk(request),
     )
     for _ in range(3):
         streamed.run_round()
@@ -151,9 +151,9 @@ def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
     )
     chunk = made.executor.run_chunk
 
-    def other_bits(round, ids, *rest):
-        reply = chunk(round, ids, *rest)
-        if len(ids) == CLIENTS:
+    def other_bits(request):
+        reply = chunk(request)
+        if len(request.ids) == CLIENTS:
             reply.update.params["weight"][WRONG] += 1e-15
         return reply
 

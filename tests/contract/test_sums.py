@@ -12,6 +12,7 @@ import torch
 from equipoise.core import Capabilities, ClientUpdate, Method, equal_weights
 from equipoise.methods import find_method
 from equipoise.methods.scaffold import Scaffold
+from equipoise.simulation.aggregation_guard import SumRequest
 from equipoise.simulation.executors import add_chunk_sums, split_into_chunks, sum_chunk
 from helpers import largest_difference, simulate, small_task
 from helpers_own import BY_ERROR
@@ -65,11 +66,14 @@ def test_sums_of_chunks_add_up_by_hand():
     up = ClientUpdate({"w": torch.tensor([[1.0], [2.0], [4.0]])})
     weights = torch.tensor([0.5, 0.25, 0.25])
     yes, no = torch.tensor([True, True]), torch.tensor([False])
-    first = sum_chunk(Method(), {}, ClientUpdate({"w": up.params["w"][:2]}), yes, weights[:2])
-    last = sum_chunk(Method(), {}, ClientUpdate({"w": up.params["w"][2:]}), ~no, weights[2:])
+    last_update = ClientUpdate({"w": up.params["w"][2:]})
+    first = sum_chunk(
+        SumRequest(Method(), {}, yes, weights[:2]), ClientUpdate({"w": up.params["w"][:2]})
+    )
+    last = sum_chunk(SumRequest(Method(), {}, ~no, weights[2:]), last_update)
     assert first["mean"]["w"].tolist() == [1.0]
     assert add_chunk_sums([first, last])["mean"]["w"].tolist() == [2.0]
-    assert sum_chunk(Method(), {}, ClientUpdate({"w": up.params["w"][2:]}), no, weights[:0]) is None
+    assert sum_chunk(SumRequest(Method(), {}, no, weights[:0]), last_update) is None
     assert add_chunk_sums([None, first, None])["mean"]["w"].tolist() == [1.0]
 
 

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from equipoise.data.federated_dataset import Target
-from equipoise.experiment.decision import Entry, Evidence, decide, seeds_differ
+from equipoise.experiment.decision import (
+    Entry,
+    Evidence,
+    decide,
+    in_order_of_preference,
+    seeds_differ,
+)
 from equipoise.experiment.evaluation import mean_scores
 from equipoise.experiment.row_outputs import RowOutputs
 from equipoise.utils.metrics import format_difference, format_score, score_digits
@@ -103,6 +109,37 @@ def test_a_tie_on_validation_rows_goes_to_the_method_named_first() -> None:
     assert (found.method, found.model) == ("n", "global")
 
 
+def test_the_simplest_model_within_one_standard_error_is_chosen() -> None:
+    """The global model has rows 0 to 7 of 40 wrong, that is 20 %.
+
+    Personal models that have rows 5 to 11 wrong are better by 1/40; the models differ in 9 rows, so
+    that the standard error is about sqrt(9/40) / sqrt(40) = 0.075. Personal models that have no
+    row wrong are better by 0.2, with an error of sqrt(0.2 - 0.04) / sqrt(40) = 0.063.
+    """
+    test = outputs(dict.fromkeys([entry.key for entry in ENTRIES], (0.8, 0.8)))
+
+    def chosen(personal: range) -> str:
+        wrong = {"m|personal": personal, "m|global": range(8), "local": range(20)}
+        wrong["constant"] = range(20)
+        said = {name: torch.zeros(40, dtype=torch.int64) for name in wrong}
+        for name, rows in wrong.items():
+            said[name][list(rows)] = 1
+        found = {name: torch.nn.functional.one_hot(one, 2).float() for name, one in said.items()}
+        y = torch.zeros(40, dtype=torch.int64)
+        val = RowOutputs(SITES, np.arange(40) % 2, np.arange(40), y, found)
+        return decide(Evidence(TWO, "acc", [test], [val], ENTRIES, {})).model
+
+    assert chosen(range(12)) == "global"
+    assert chosen(range(5, 12)) == "global"
+    assert chosen(range(0)) == "personal"
+
+
+def test_methods_come_in_their_order_and_own_models_last() -> None:
+    entries = [Entry("local", "", "local"), Entry("n|global", "n", "global"), *ENTRIES[:2]]
+    found = in_order_of_preference([*entries, ENTRIES[3]])
+    assert [entry.key for entry in found] == ["n|global", "m|global", "m|personal", "local"]
+
+
 def test_own_models_that_win_are_kept_and_constants_are_named() -> None:
     shares = {
         "m|personal": (0.5, 0.5),
@@ -126,7 +163,7 @@ def test_a_site_may_use_another_model_if_it_is_clearly_better_there() -> None:
         "local": (0.5, 0.5),
         "constant": (0.5, 0.5),
     }
-    once = evidence(shares, shares)
+    once = evidence(shares, {**shares, "m|personal": (0.95, 0.95)})
     assert [site.model for site in decide(once).sites] == ["personal", "personal"]
     found = decide(replace(once, test=[*once.test, outputs(shares, seed=3)]))
     assert found.model == "personal"

@@ -57,6 +57,22 @@ def test_the_difference_of_equal_models_is_exactly_zero() -> None:
     assert one.low < one.value < one.high
 
 
+def test_the_standard_error_of_a_difference_is_that_of_its_rows() -> None:
+    """One model is right in 9 of 36 rows where the other is wrong, and never the reverse.
+
+    The differences of the rows have mean 1/4 and variance 1/4 - 1/16.
+    """
+    y = [0] * 36
+    first = says(*[0] * 36)
+    other = says(*[0, 0, 0, 1] * 9)
+    scores = resample([rows([0] * 36, y, m=first, n=other)], TWO, "acc")
+    sites = scores.known_sites(["m", "n"])
+    assert scores.difference("m", "n", sites, weighted=True).value == 0.25
+    expected = (1 / 4 - 1 / 16) ** 0.5 / 6
+    assert scores.standard_error("m", "n", sites) == pytest.approx(expected, rel=0.1)
+    assert scores.standard_error("m", "m", sites) == 0
+
+
 def test_bootstrap_interval_of_a_mean_is_that_of_the_binomial() -> None:
     """400 rows, 300 right: the standard error of the mean is sqrt(.75 * .25 / 400)."""
     right = [0] * 300 + [1] * 100

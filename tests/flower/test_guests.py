@@ -126,6 +126,8 @@ def test_a_guest_never_trains_and_tells_nothing_of_its_columns(
     private = GuestNode({**given, "dp_clip": 1.0, "dp_noise": 1.0}, config(sites, "validate"))
     question = codec.encode({}, {"kind": "model", "run": RUN, "metric": "auc"})
     assert "tells no scores" in codec.decode(private.answer(question))[1]["error"]
+    frugal = GuestNode(given, replace(config(sites, "validate"), max_epsilon=8.0))
+    assert "max-epsilon=8 only" in codec.decode(frugal.answer(question))[1]["error"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
-from equipoise.simulation.executors import CohortResults, Loop
+from equipoise.simulation.executors import CohortRequest, CohortResults, Loop
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index
@@ -202,9 +202,9 @@ class Missing(Loop):
 
     missing: dict[int, int]
 
-    def run_clients(self, round: int, *about: Any) -> CohortResults:
-        replies = super().run_clients(round, *about)
-        keep = replies.arrived != self.missing.get(round, -1)
+    def run_clients(self, request: CohortRequest) -> CohortResults:
+        replies = super().run_clients(request)
+        keep = replies.arrived != self.missing.get(request.round, -1)
         return CohortResults(replies.arrived[keep], index(replies.stack, keep))
 
 

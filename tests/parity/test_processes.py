@@ -160,9 +160,9 @@ def test_chunks_that_one_process_computes_as_one_stack_too(model, monkeypatch):
     stacks = []
     plain = Stacked.run_chunk
 
-    def chunk(self, round, ids, *more):
-        stacks.append(len(ids))
-        return plain(self, round, ids, *more)
+    def chunk(self, request):
+        stacks.append(len(request.ids))
+        return plain(self, request)
 
     monkeypatch.setattr(Stacked, "run_chunk", chunk)
     method, task = (

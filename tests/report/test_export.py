@@ -55,7 +55,9 @@ def task_of(model: str) -> equipoise.Task:
 @pytest.mark.filterwarnings(
     "ignore:.*torch.jit.load:DeprecationWarning"
 )  # the format's readers still use it
-@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet18", "lstm"])
+@pytest.mark.parametrize(
+    "model", ["mlp", "cnn", pytest.param("resnet18", marks=pytest.mark.slow), "lstm"]
+)
 def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     out, task = tmp_path / "run", task_of(model)

@@ -185,8 +185,12 @@ def test_partial_participation_logs_who_replied(tmp_path: Path) -> None:
     assert all(len(log.ids or []) == 3 == log.clients for log in RunFolder(out).stream())
 
 
-def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
-    clients, rounds = 1000, 1000
+@pytest.mark.parametrize(
+    ("clients", "rounds"), [(1000, 100), pytest.param(1000, 1000, marks=pytest.mark.slow)]
+)
+def test_a_thousand_clients_and_rounds_stay_small(
+    clients: int, rounds: int, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(0)
     each = {"acc": 0.5, "loss": 1.0, "std": 0.1, "p10": 0.2}
     test = scores(global_={"acc": 0.5, "loss": 1.0}, received=each, trained=each, personal=each)

@@ -3,7 +3,6 @@
 With `EQUIPOISE_SCREENSHOTS=docs/pictures` the pages are also photographed for the documentation.
 """
 
-import importlib.util
 import os
 import time
 from pathlib import Path
@@ -13,7 +12,9 @@ import pytest
 from helpers_browser import PATIENCE, Browser
 
 pytest.importorskip("selenium", reason="Selenium is not installed: pip install selenium")
+pytest.importorskip("axe_core_python", reason="axe is not installed: pip install axe-core-python")
 
+import axe_core_python
 from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -59,10 +60,7 @@ def photograph(browser: Browser, name: str) -> None:
 
 def check_accessibility(browser: Browser) -> None:
     """Run axe on the page: labels, contrast, focus order and roles at level AA."""
-    spec = importlib.util.find_spec("axe_core_python")
-    if spec is None or spec.origin is None:
-        return
-    script = next(Path(spec.origin).parent.rglob("axe.min.js")).read_text()
+    script = next(Path(axe_core_python.__file__).parent.rglob("axe.min.js")).read_text()
     # The policy of the page forbids inline scripts, also ours: the debugger may run it.
     browser.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
     tags = "['wcag2a', 'wcag2aa', 'wcag21aa']"
@@ -111,6 +109,7 @@ def test_from_a_dropped_table_to_downloaded_predictions(opened, tmp_path) -> Non
     until(browser, lambda b: "equipoise compare" in b.execute_script(shown))
     check_accessibility(browser)
     photograph(browser, "compare")
+    click(browser, "input[value=quick]")
     fill(browser, "name", "story")
     click(browser, "#start")
     until(browser, lambda b: b.current_url == f"{home}/runs/story")

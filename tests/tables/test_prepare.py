@@ -223,3 +223,16 @@ def test_a_pooled_client_is_told_its_model_and_never_another_name(
     shown = capsys.readouterr().err
     assert "the model of '4 small clients' was trained on its rows and serves it" in shown
     assert "did you mean" not in shown
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cell_that_is_no_number_is_named_wherever_its_row_goes(seed: int) -> None:
+    """With some seeds the row is one of the test, which the sums of clients do not know."""
+    columns = wards(num_small=0)
+    columns["cholesterol"][17] = "24o"
+    config = TableConfig(target="ill")
+    shown = describe_tables(tables_of(columns), config, np.random.default_rng(seed))
+    notes = [str(one) for one in shown.findings if "24o" in str(one)]
+    assert len(notes) == 1
+    assert "'cholesterol' of client 'ward 00'" in notes[0]
+    assert "taken as missing" in notes[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,12 @@ def test_the_first_door_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_spreadsheets_are_told_how_to_save(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "python_calamine", None)  # the extra is not installed
     write_sample(tmp_path / "clinics", 0)
     (tmp_path / "clinics" / "old.xlsx").write_bytes(b"PK")
     assert main(["data", "describe", "--data", str(tmp_path / "clinics"), "--target", TARGET]) == 2
     shown = " ".join(capsys.readouterr().out.split())
-    assert "old.xlsx' is a spreadsheet: save each sheet as 'CSV UTF-8'" in shown
+    assert "old.xlsx' is a spreadsheet: save the sheet as 'CSV UTF-8'" in shown
+    assert "pip install 'equipoise[excel]'" in shown

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise.core import ClientUpdate, LocalHParams
+from equipoise.core.method import weighted_mean
 from equipoise.core.report_validation import (
     MAX_OPPOSITION,
     MIN_CROWD,
@@ -22,6 +23,11 @@ from equipoise.core.report_validation import (
 )
 from equipoise.flower import codec
 from equipoise.methods import all_methods
+from equipoise.simulation.aggregation_guard import (
+    COMMON_START_BOUNDS,
+    Aggregation,
+    mean_change,
+)
 from equipoise.simulation.attacks import hostile_clients, with_attack
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -296,8 +302,8 @@ def test_scaffolds_control_variates_are_bounded_too():
 
 
 class _FalseControl(Stacked):
-    def run_clients(self, *about):
-        results = super().run_clients(*about)
+    def run_clients(self, request):
+        results = super().run_clients(request)
         for value in results.stack.update.extra["c"].values():
             value[2] = 1e5
         return results
@@ -337,3 +343,46 @@ def test_a_client_counts_with_the_size_that_it_reported_first(tmp_path, caplog):
     assert "counts with the 10 that it reported first" in caplog.text
     assert executor._believed_sizes({**sizes[0], 7: 10**6})[7] == 100
     assert "client 7 says that it has 1000000 samples" in caplog.text
+
+
+def test_an_attacker_that_knows_all_bounds_is_not_limited():
+    """`cap` opposes by nearly what is allowed, and uses the rest of the norm across the mean."""
+    _, records = attacked("fedavg", "cap:0.04", rounds=2)
+    liar = int(hostile_clients(0, 24, 0.04)[0])
+    assert all(liar not in record.shrunk for record in records)
+
+
+def test_clients_that_send_no_change_do_not_switch_the_bound_on_opposition_off():
+    guard = Aggregation(*[None] * 7, COMMON_START_BOUNDS)
+    norms = torch.ones(MIN_CROWD, dtype=f64)
+    norms[1:] = 0.0
+    assert guard._bounds_opposition(torch.ones(MIN_CROWD), norms)
+    assert not guard._bounds_opposition(torch.ones(MIN_CROWD), torch.zeros_like(norms))
+    assert not guard._bounds_opposition(torch.ones(MIN_CROWD - 1), norms[1:])
+
+
+class OwnSums(all_methods()["fedavg"]):
+    """A method with sums of its own, which have no mean."""
+
+    name = "own-sums"
+
+    def partial_sums(self, global_params, updates, weights):
+        return {"total": super().partial_sums(global_params, updates, weights)["mean"]}
+
+    def apply_sums(self, server, sums):
+        return {**server.params, **sums["total"]}, server.state
+
+
+def test_a_method_with_other_sums_than_the_mean_runs():
+    task = small_task("linear", clients=24, size_sigma=0.0, samples=60)
+    run = simulate(OwnSums(), task, 2)
+    assert [log.skipped for log in run.logs] == [None, None]
+    assert largest_difference(run.params, run.initial_params) > 0
+
+
+def test_weights_that_do_not_sum_to_one_are_compared_alike():
+    sent = {"w": torch.tensor([1.0, 2.0], dtype=f64)}
+    models = {"w": torch.tensor([[2.0, 2.0], [1.0, 4.0]], dtype=f64)}
+    for weights in (torch.tensor([0.5, 0.5], dtype=f64), torch.tensor([3.0, 3.0], dtype=f64)):
+        mean = weighted_mean(models, weights)
+        assert mean_change(sent, mean, weights)["w"].tolist() == pytest.approx([0.5, 1.0])

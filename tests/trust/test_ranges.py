@@ -60,9 +60,9 @@ class Lying(Stacked):
 
     lie: ClassVar[object]
 
-    def run_clients(self, round, ids, down, held, splits):
-        replies = super().run_clients(round, ids, down, held, splits)
-        self.lie(replies.stack.update, round)
+    def run_clients(self, request):
+        replies = super().run_clients(request)
+        self.lie(replies.stack.update, request.round)
         return replies
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -35,10 +36,11 @@ from equipoise.experiment.adapt import DEFAULT_NAME, adapt_folder, default_folde
 from equipoise.experiment.certificate import certify_run
 from equipoise.experiment.choose import choice_sentences
 from equipoise.experiment.choose import choose as choose_models
-from equipoise.experiment.compare import cell_folder, num_folds
+from equipoise.experiment.compare import Cells, cell_folder, method_and_model, num_folds
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
+from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import (
     Evaluation,
@@ -55,6 +57,7 @@ from equipoise.experiment.runner import OnCheckpoint, resume_run
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
+from equipoise.records.explanation import Explanation
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import NAMED
@@ -89,10 +92,164 @@ OnRound = Callable[[RoundRecord], str | None]
 
 @speaks_python
 @dataclass(frozen=True)
-class Run:
-    """A run, finished or not; :func:`equipoise.open` returns the run of a folder."""
+class TrainedModels(ABC):
+    """A folder with models of sites: a run, or a choice of models."""
 
     folder: Path
+
+    @property
+    @abstractmethod
+    def task(self) -> Task | None:
+        """Task, if that was made in Python."""
+
+    def evaluate(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+        cross_site: bool = False,
+        by: str = "",
+        min_count: int = DEFAULT_MIN_COUNT,
+        horizon: float | None = None,
+    ) -> Evaluation:
+        """Score the models on labelled rows that training never had.
+
+        Global, personal and local model and a constant are scored on the same rows, with 95 %
+        intervals and a verdict in words.
+
+        Args:
+            rows: A table with the columns of training and the target.
+            client: Site of all rows, by name or number.
+            client_column: Column that names the site of each row. Empty for that of training, if
+                the rows have it.
+            metric: Main metric; empty for that of the run.
+            cross_site: Whether to score the model of every site on the rows of every site.
+            by: Columns by whose groups rows are scored: ``"sex,age"`` or ``"age:40:65"``.
+            min_count: Fewest rows of a group or site whose scores are shown.
+            horizon: Of survival, also score the probabilities of the event by this time.
+
+        Returns:
+            The scores; ``print`` shows the verdict, ``details`` has the rest.
+
+        Raises:
+            UsageError: If the rows do not fit or have no target.
+        """
+        models = self._site_models()
+        return evaluate_rows(
+            models,
+            rows,
+            _site_number(models, client),
+            client_column,
+            metric,
+            cross_site=cross_site,
+            by=Grouping.parse(by),
+            min_count=min_count,
+            horizon=horizon,
+        )
+
+    def explain(
+        self,
+        rows: object = None,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        metric: str = "",
+        features: Sequence[str] = (),
+        n_repeats: int = ExplanationOptions.n_repeats,
+        max_samples: int = ExplanationOptions.max_samples,
+        min_count: int = DEFAULT_MIN_COUNT,
+    ) -> Explanation:
+        """Say which columns of a table matter to the models that sites use, and how.
+
+        Permutation importance and partial dependence are those of ``sklearn.inspection``, at each
+        site and as a mean over sites in which every row counts alike.
+
+        Args:
+            rows: A table with the columns of training and the target; None for the test rows of
+                a run, whose report then shows the result.
+            client: Site of all rows, by name or number.
+            client_column: Column that names the site of each row. Empty for that of training, if
+                the rows have it.
+            metric: The score; empty for that of the run.
+            features: Columns whose partial dependence is computed; none for the 6 that matter
+                most.
+            n_repeats: Permutations of each column.
+            max_samples: Rows of a site that are used; of more, a random sample.
+            min_count: Fewest rows of a site whose figures are shown.
+
+        Returns:
+            The explanation; ``print`` shows the importance of all columns.
+
+        Raises:
+            UsageError: If the rows do not fit or have no target, or a column is unknown.
+        """
+        options = ExplanationOptions(
+            features=tuple(features),
+            n_repeats=n_repeats,
+            max_samples=max_samples,
+            min_count=min_count,
+            metric=metric,
+        )
+        if rows is None:
+            return self._explain_test_rows(options)
+        models = self._site_models()
+        number = _site_number(models, client)
+        return explain_rows(models, rows, number, client_column, options)
+
+    def adapt(
+        self,
+        rows: object,
+        name: str = DEFAULT_NAME,
+        *,
+        out: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> Newcomer:
+        """Give a client that joins after the run a personal model, by the rule of the method.
+
+        Args:
+            rows: The newcomer's rows with their target: a table, or a pair ``(x, y)`` of arrays
+                if the task has arrays.
+            name: Name of the newcomer.
+            out: Folder to write; None for a new one beside that of the run.
+            overwrite: Whether an earlier result in ``out`` is replaced.
+
+        Returns:
+            The newcomer's run; ``print`` shows its verdict against the global model and against
+            training alone, on held-out rows.
+
+        Raises:
+            UsageError: If the rows do not fit, have no target or are too few.
+        """
+        folder = Path(out) if out is not None else _free_folder(default_folder(self.folder, name))
+        settings = self._python_settings()
+        adapt_folder(self.folder, rows, folder, name, overwrite=overwrite, settings=settings)
+        return Newcomer(folder, task=self.task)
+
+    @abstractmethod
+    def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
+        """Explain on the test rows of the folder."""
+
+    @abstractmethod
+    def _site_models(self) -> SiteModels:
+        """Return the model of every site."""
+
+    @abstractmethod
+    def _python_settings(self) -> ExperimentConfig | None:
+        """Return the options, if a part of the run was made in Python; else the folder's hold."""
+
+
+def _site_number(models: SiteModels, client: int | str | None) -> int | None:
+    """Return the number of a site that is given by name or number."""
+    return find_site(models, client) if isinstance(client, str) else client
+
+
+@speaks_python
+@dataclass(frozen=True)
+class Run(TrainedModels):
+    """A run, finished or not; :func:`equipoise.open` returns the run of a folder."""
+
     method: type[Method] | None = field(default=None, repr=False)
     """Class of the method, if that was given in Python."""
     task: Task | None = field(default=None, repr=False)
@@ -196,80 +353,6 @@ class Run:
         predictor = self._predictor(client)
         return as_predictions(predictor.card, predictor.outputs(rows), rows, probabilities)
 
-    def evaluate(
-        self,
-        rows: object,
-        client: int | str | None = None,
-        *,
-        client_column: str = "",
-        metric: str = "",
-        cross_site: bool = False,
-        by: str = "",
-        min_count: int = DEFAULT_MIN_COUNT,
-        horizon: float | None = None,
-    ) -> Evaluation:
-        """Score the models on labelled rows that training never had.
-
-        Global, personal and local model and a constant are scored on the same rows, with 95 %
-        intervals and a verdict in words.
-
-        Args:
-            rows: A table with the columns of training and the target.
-            client: Site of all rows, by name or number.
-            client_column: Column that names the site of each row. Empty for that of training, if
-                the rows have it.
-            metric: Main metric; empty for that of the run.
-            cross_site: Whether to score the model of every site on the rows of every site.
-            by: Columns by whose groups rows are scored: ``"sex,age"`` or ``"age:40:65"``.
-            min_count: Fewest rows of a group or site whose scores are shown.
-            horizon: Of survival, also score the probabilities of the event by this time.
-
-        Returns:
-            The scores; ``print`` shows the verdict, ``details`` has the rest.
-
-        Raises:
-            UsageError: If the rows do not fit or have no target.
-        """
-        number = self._number(client)
-        return evaluate_rows(
-            self._site_models(),
-            rows,
-            number,
-            client_column,
-            metric,
-            cross_site=cross_site,
-            by=Grouping.parse(by),
-            min_count=min_count,
-            horizon=horizon,
-        )
-
-    def adapt(
-        self,
-        rows: object,
-        name: str = DEFAULT_NAME,
-        *,
-        out: str | Path | None = None,
-        overwrite: bool = False,
-    ) -> Newcomer:
-        """Give a client that joins after the run a personal model, by the rule of the method.
-
-        Args:
-            rows: The newcomer's rows with their target: a table, or a pair ``(x, y)`` of arrays
-                if the task has arrays.
-            name: Name of the newcomer.
-            out: Folder to write; None for a new one beside that of the run.
-            overwrite: Whether an earlier result in ``out`` is replaced.
-
-        Returns:
-            The newcomer's run; ``print`` shows its verdict against the global model and against
-            training alone, on held-out rows.
-
-        Raises:
-            UsageError: If the rows do not fit, have no target or are too few.
-        """
-        settings = self._settings() if self.task or self.method else None
-        return _adapt(self.folder, rows, name, out, overwrite, settings, self.task)
-
     def resume(
         self,
         *,
@@ -328,7 +411,8 @@ class Run:
         """Export a model and check that it predicts as the original.
 
         Args:
-            path: File ending in ``.onnx``, ``.pt`` (TorchScript) or ``.safetensors``.
+            path: File ending in ``.onnx``, ``.pt`` (TorchScript), ``.safetensors`` or, of trees,
+                ``.txt`` (LightGBM).
             client: Client of a personal model, by name or number; None for the global model.
 
         Returns:
@@ -415,6 +499,12 @@ class Run:
             self._folder, self._number(client), self._settings() if self.task else None
         )
 
+    def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
+        return explain_run(self.folder, options, self._python_settings())
+
+    def _python_settings(self) -> ExperimentConfig | None:
+        return self._settings() if self.task or self.method else None
+
     def _site_models(self) -> SiteModels:
         return load_models(self.folder, self._settings() if self.task else None)
 
@@ -443,21 +533,6 @@ class Newcomer(Run):
         return "\n".join([self.decision.headline, *self.decision.notes])
 
 
-def _adapt(
-    path: Path,
-    rows: object,
-    name: str,
-    out: str | Path | None,
-    overwrite: bool,
-    settings: ExperimentConfig | None,
-    task: Task | None,
-) -> Newcomer:
-    """Adapt the models of a folder to rows of a newcomer."""
-    folder = Path(out) if out is not None else _free_folder(default_folder(path, name))
-    adapt_folder(path, rows, folder, name, overwrite=overwrite, settings=settings)
-    return Newcomer(folder, task=task)
-
-
 def _free_folder(folder: Path) -> Path:
     """Return the folder, or the first with a number behind that does not exist."""
     number = 2
@@ -483,10 +558,9 @@ def _frame(rows: Sequence[Mapping[str, object]]) -> pandas.DataFrame:
 
 @speaks_python
 @dataclass(frozen=True)
-class Chosen:
+class Chosen(TrainedModels):
     """The models that sites should use; :func:`equipoise.open_choice` reads those of a folder."""
 
-    folder: Path
     task: Task | None = field(default=None, repr=False)
     """Task, if that was made in Python."""
 
@@ -509,52 +583,17 @@ class Chosen:
         horizon: float | None = None,
     ) -> Predictions:
         """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
-        models = self._models()
-        number = find_site(models, client) if isinstance(client, str) else client
+        models = self._site_models()
+        number = _site_number(models, client)
         return _predict_sites(models, rows, number, client_column, probabilities, horizon)
 
-    def evaluate(
-        self,
-        rows: object,
-        client: int | str | None = None,
-        *,
-        client_column: str = "",
-        metric: str = "",
-        cross_site: bool = False,
-        by: str = "",
-        min_count: int = DEFAULT_MIN_COUNT,
-        horizon: float | None = None,
-    ) -> Evaluation:
-        """Score the models on labelled rows, as :meth:`Run.evaluate` does."""
-        models = self._models()
-        number = find_site(models, client) if isinstance(client, str) else client
-        return evaluate_rows(
-            models,
-            rows,
-            number,
-            client_column,
-            metric,
-            cross_site=cross_site,
-            by=Grouping.parse(by),
-            min_count=min_count,
-            horizon=horizon,
-        )
+    def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
+        raise UsageError("a choice has no test rows of its own: give a table with the target")
 
-    def adapt(
-        self,
-        rows: object,
-        name: str = DEFAULT_NAME,
-        *,
-        out: str | Path | None = None,
-        overwrite: bool = False,
-    ) -> Newcomer:
-        """Give a newcomer a personal model, as :meth:`Run.adapt` does."""
-        return _adapt(self.folder, rows, name, out, overwrite, self._settings(), self.task)
+    def _site_models(self) -> SiteModels:
+        return load_models(self.folder, self._python_settings())
 
-    def _models(self) -> SiteModels:
-        return load_models(self.folder, self._settings())
-
-    def _settings(self) -> ExperimentConfig | None:
+    def _python_settings(self) -> ExperimentConfig | None:
         """Return the options of the final run, if its task was made in Python."""
         if self.task is None:
             return None
@@ -775,7 +814,7 @@ def compare(
 
     Args:
         methods: Names, classes, instances or wrapped methods. The label of each is its name with
-            the options that it sets.
+            the options that it sets. ``autopilot@linear`` is a method with a model of its own.
         task: A name, or a :class:`Task`.
         seeds: Number of seeds.
         seed: First seed.
@@ -803,10 +842,14 @@ def compare(
     if not by_label:
         raise UsageError("methods is empty: name at least one")
     common = {**options, "rounds": rounds, "seed": seed}
-    cells = {label: merge_options(method, task, common) for label, method in by_label.items()}
-    name = task.name if isinstance(task, Task) else task
-    folder = Path(out) if out is not None else new_folder(f"compare-{name}")
-    call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={name}, seeds={seeds})"
+    cells: Cells = {}
+    for label, method in by_label.items():
+        name, model = method_and_model(method) if isinstance(method, str) else (method, "")
+        own = {**common, "model": model} if model else common
+        cells[label] = merge_options(name, task, own)
+    task_name = task.name if isinstance(task, Task) else task
+    folder = Path(out) if out is not None else new_folder(f"compare-{task_name}")
+    call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={task_name}, seeds={seeds})"
     resources = resources_from(processes, client_memory_gib)
     compare_cells(
         cells, seeds, folder, [call], resume=resume, overwrite=overwrite, resources=resources

@@ -59,7 +59,9 @@ def compare(arguments: list[str]) -> int:
     values, cells = parse_several_methods(arguments, parser)
     if values["tuned"]:
         for name, given in cells.items():
-            table = options(find_method(name), find_task(given["task"]))
+            table = options(
+                find_method(comparison.method_and_model(name)[0]), find_task(given["task"])
+            )
             cells[name] = {**resolve_names(table, read_best(Path(values["tuned"]), name)), **given}
     parse_tracker_names(values["log"])  # refuse an unknown tracker before any work
     if values["equal_steps"]:

@@ -57,8 +57,11 @@ COMMANDS = {
     "evaluate": Command(
         "models", "evaluate", "Score models on new rows, beside a constant and the site's own."
     ),
+    "explain": Command("models", "explain", "Say which inputs matter, overall and at each site."),
     "predict": Command("models", "predict", "Predict new rows of a table, site by site."),
-    "export": Command("models", "export", "Write a model as safetensors, ONNX or TorchScript."),
+    "export": Command(
+        "models", "export", "Write a model as safetensors, ONNX, TorchScript or LightGBM."
+    ),
     "play": Command("tools", "play", "Play an episode of an agent of a run, and film it."),
     "certify": Command(
         "tools", "certify", "Measure what a client or the server would gain by deviating alone."

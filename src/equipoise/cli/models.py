@@ -1,4 +1,4 @@
-"""Commands for trained models: choose, evaluate, predict and export.
+"""Commands for trained models: choose, evaluate, explain, predict and export.
 
 Imports that load PyTorch are inside the functions: ``--help`` of these commands is quick.
 """
@@ -160,12 +160,7 @@ def evaluate(arguments: list[str]) -> int:
         metavar="COLUMNS",
         help="also score groups of rows: sex,age (numbers by quarters) or age:40:65 (cut there)",
     )
-    parser.add_argument(
-        "--min-count",
-        type=int,
-        default=10,
-        help="fewest rows of a group or site whose scores are shown (default: 10)",
-    )
+    _add_min_count(parser, "group or site whose scores are shown")
     _add_horizon(parser, "also score probabilities of the event by this time: Brier score, AUC")
     parser.add_argument("--out", help="also write the scores of all sites to this CSV file")
     parser.add_argument(
@@ -233,6 +228,98 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def explain(arguments: list[str]) -> int:
+    """Say which inputs matter to models of tables, and how.
+
+    Args:
+        arguments: Folder, file of rows and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "explain",
+        "Say which columns matter: by how much the score falls if a column is permuted "
+        "(permutation importance), and the mean prediction by the value of a column (partial "
+        "dependence), for all rows and at each site. Without ROWS these are the test rows of the "
+        "run, and its report shows the result.",
+    )
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument(
+        "rows",
+        nargs="?",
+        help="CSV or Parquet file with the columns of training and the target (default: the test "
+        "rows of the run)",
+    )
+    _add_sites(parser, "(default: the column of training, if the rows have it)")
+    parser.add_argument("--metric", default="", help="the score (default: that of the run)")
+    parser.add_argument(
+        "--features",
+        default="",
+        metavar="COLUMNS",
+        help="columns whose partial dependence is computed: age,dose (default: the 6 that matter "
+        "most)",
+    )
+    parser.add_argument(
+        "--n-repeats", type=int, default=5, help="permutations of each column (default: 5)"
+    )
+    parser.add_argument(
+        "--max-samples",
+        type=int,
+        default=1000,
+        help="rows of a site that are used; of more, a random sample (default: 1000)",
+    )
+    _add_min_count(parser, "site whose figures are shown")
+    parser.add_argument("--report", help="also write a page of HTML")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    add_json(parser)
+    values = parser.parse(arguments)
+    from equipoise.data.tabular.config import parse_names
+    from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
+    from equipoise.experiment.new_rows import find_site, load_models, read_rows
+    from equipoise.records.run_dir import RunFolder
+    from equipoise.report.explanation_page import print_explanation, render_explanation
+    from equipoise.report.html import write_report
+    from equipoise.report.terminal import make_console
+    from equipoise.utils import io
+    from equipoise.utils.errors import UsageError
+
+    page = output_file(values.report) if values.report else None
+    if page is not None and page.exists() and not values.overwrite:
+        raise UsageError(f"'{page}' exists already: choose another, or give --overwrite")
+    options = ExplanationOptions(
+        features=tuple(parse_names(values.features)),
+        n_repeats=values.n_repeats,
+        max_samples=values.max_samples,
+        min_count=values.min_count,
+        metric=values.metric,
+    )
+    path = Path(values.model)
+    written: Path | None
+    if values.rows is None:
+        if values.client is not None or values.client_column:
+            raise UsageError("--client and --client-column are for rows of a file: give ROWS")
+        found = explain_run(path, options)
+        run_page = write_report([path], RunFolder(path).report)
+        written = page or run_page
+    else:
+        models = load_models(path)
+        client = None if values.client is None else find_site(models, values.client)
+        table = read_rows(Path(values.rows), values.client_column or models.client_column)
+        found = explain_rows(models, table, client, values.client_column, options)
+        written = page
+    if page is not None:
+        io.write_text(page, render_explanation(found))
+    if values.json:
+        print_json(explanation=found, report=str(written) if written else None)
+        return 0
+    console = make_console()
+    print_explanation(found, console)
+    if written is not None:
+        console.print(f"report: {written}", highlight=False)
+    return 0
+
+
 def predict(arguments: list[str]) -> int:
     """Predict new rows of a table.
 
@@ -292,7 +379,11 @@ def export(arguments: list[str]) -> int:
     parser = Parser("export", "Write a model of a run in a format that other programs load.")
     parser.add_argument("folder", help=MODEL_HELP)
     _add_client(parser)
-    parser.add_argument("--format", default="safetensors", help="safetensors, onnx or torchscript")
+    parser.add_argument(
+        "--format",
+        default="safetensors",
+        help="safetensors, onnx, torchscript or, of trees, lightgbm",
+    )
     parser.add_argument("--out", help="the file (default: models/export-… in the run's folder)")
     add_json(parser)
     values = parser.parse(arguments)
@@ -326,6 +417,13 @@ def _add_client(parser: Parser) -> None:
     """Add ``--client``, which chooses between a personal and the global model."""
     parser.add_argument(
         "--client", help="whose personal model, by name or number (default: the global model)"
+    )
+
+
+def _add_min_count(parser: Parser, shown: str) -> None:
+    """Add ``--min-count``."""
+    parser.add_argument(
+        "--min-count", type=int, default=10, help=f"fewest rows of a {shown} (default: 10)"
     )
 
 

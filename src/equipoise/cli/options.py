@@ -9,7 +9,7 @@ from pathlib import Path
 
 from equipoise.cli.parser import Parser, Values
 from equipoise.config.schema import parse
-from equipoise.experiment.compare import suitable
+from equipoise.experiment.compare import first_methods, method_and_model, suitable
 from equipoise.methods import all_methods, find_method
 from equipoise.records.run_dir import read_options_file
 from equipoise.settings.option_registry import (
@@ -44,11 +44,20 @@ COMMON_OPTIONS = (
 )
 """Options that ``--help`` always shows."""
 HELP_FLAGS = ("-h", "--help", "--help-all")
-TABLES_HINT = (
-    "Your own tables: {command} --data FOLDER --target COLUMN. Their options: "
-    "{command} --task tables --help"
+TABLES = "tables"
+TABLES_TITLE = "your own tables (all of their options: {command} --task tables --help)"
+MAIN_TABLE_OPTIONS = (
+    "data",
+    "target",
+    "client_column",
+    "target_type",
+    "event",
+    "metric",
+    "ignore_columns",
+    "small_clients",
+    "folds",
 )
-"""Last line of the help of a command where no task is named."""
+"""Options of tables that ``--help`` shows first, also where no task is named."""
 
 
 def parse_run_options(
@@ -85,13 +94,14 @@ def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values
         data_task: Task of data without a task.
 
     Returns:
-        The options of the config file, with ``method`` and ``task`` of the command line.
+        The options of the config file, with ``method``, ``task`` and ``model`` of the command
+        line.
 
     Raises:
         UsageError: If method or task is not a text.
     """
     parser = Parser(add_help=False)
-    for name in ("--method", "--task", "--data", "--config"):
+    for name in ("--method", "--task", "--data", "--model", "--config"):
         parser.add_argument(name)
     values, _ = parser.parse_known_args(arguments)
     given = read_options_file(Path(values.config)) if values.config else {}
@@ -101,6 +111,8 @@ def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}: must be text")
         given[name] = value
+    if values.model:
+        given["model"] = values.model
     return given
 
 
@@ -113,8 +125,8 @@ def add_options(
 ) -> None:
     """Add the options of a run to a parser, in groups by owner.
 
-    ``--help`` shows the common options and those of a method or task that is named on the command
-    line; ``--help-all`` shows all.
+    ``--help`` shows the common options, the main ones of tables, and those of a method or task that
+    is named on the command line; ``--help-all`` shows all.
 
     Args:
         parser: Parser of the command.
@@ -130,8 +142,15 @@ def add_options(
     named_owners = [
         owner for owner, names in flags.items() if any(t.startswith(names) for t in arguments)
     ]
-    if "task" not in named_owners:
-        parser.epilog = TABLES_HINT.format(command=parser.prog)
+    is_tables = early["task"] == TABLES
+    about_tables: OptionTable = table if is_tables else {}
+    if "task" not in named_owners and asks_for_help(arguments):
+        about_tables = options(find_method("fedavg"), find_task(TABLES))
+    main_options = {key: about_tables[key] for key in MAIN_TABLE_OPTIONS if key in about_tables}
+    if main_options:
+        group = parser.add_argument_group(TABLES_TITLE.format(command=parser.prog))
+        for key, option in main_options.items():
+            _add_option(group, key, option, option.help.replace("%", "%%"))
     named_owners += shown_owners
     show_all = "--help-all" in arguments
     groups = {
@@ -139,6 +158,8 @@ def add_options(
         for owner, title in GROUP_TITLES.items()
     }
     for key, option in table.items():
+        if key in main_options:
+            continue
         is_shown = show_all or option.owner in named_owners or key in COMMON_OPTIONS
         help = option.help.replace("%", "%%") if is_shown else argparse.SUPPRESS
         _add_option(groups[option.owner], key, option, help)
@@ -182,26 +203,32 @@ def given_options(early: Values, values: Values, table: OptionTable) -> Values:
     return given
 
 
-def parse_several_methods(arguments: list[str], parser: Parser) -> tuple[Values, dict[str, Values]]:
+def parse_several_methods(
+    arguments: list[str], parser: Parser, with_models: bool = True
+) -> tuple[Values, dict[str, Values]]:
     """Parse the command line of a command for several methods.
 
     Args:
         arguments: Arguments of the command.
         parser: Parser of the command, with the command's own arguments.
+        with_models: Whether a method may have a model of its own, such as ``autopilot@linear``.
 
     Returns:
         All parsed values by name, and the options of each method.
 
     Raises:
-        UsageError: If ``--methods`` is empty or names a method twice.
+        UsageError: If ``--methods`` is empty, names a method twice, or gives one a model where
+            that is not possible.
     """
     without_help = [text for text in arguments if text not in HELP_FLAGS]
     early = early_options(without_help)
-    first_methods = ",".join(find_task(early["task"]).first_methods)
+    task = find_task(early["task"])
+    default = ",".join(first_methods(task, early.get("model", ""), with_models))
     parser.add_argument(
         "--methods",
-        default=first_methods,
-        help=f"names with commas between, or 'all' that suit (default: {first_methods})",
+        default=default,
+        help="names with commas between, or 'all' that suit; method@model gives one another model "
+        f"(default: {default})",
     )
     methods = parser.parse_known_args(without_help)[0].methods
     names = [name for name in methods.split(",") if name]
@@ -209,7 +236,10 @@ def parse_several_methods(arguments: list[str], parser: Parser) -> tuple[Values,
         names = list(all_methods())
     if not names or len(set(names)) < len(names):
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
-    tables = {name: options(find_method(name), find_task(early["task"])) for name in names}
+    models = {name: method_and_model(name)[1] for name in names}
+    if not with_models and any(models.values()):
+        raise UsageError("--methods has a method with a model of its own: give --model instead")
+    tables = {name: options(find_method(method_and_model(name)[0]), task) for name in names}
     merged = {key: option for table in tables.values() for key, option in table.items()}
     del merged["method"]
     add_options(parser, merged, {**early, "method": "' and '".join(names)}, arguments)

@@ -35,7 +35,7 @@ def tune(arguments: list[str]) -> int:
     add_resources(parser)
     add_quiet(parser)
     add_json(parser)
-    values, cells = parse_several_methods(arguments, parser)
+    values, cells = parse_several_methods(arguments, parser, with_models=False)
     resources = resources_from(values)
     output = Output(values["quiet"], values["json"])
 

@@ -30,7 +30,7 @@ from equipoise.data.federated_dataset import Federation, InputTransform, Ints, T
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
 from equipoise.simulation.executor_selection import EXECUTORS
-from equipoise.simulation.executors import Executor, init_client_states
+from equipoise.simulation.executors import CohortRequest, Executor, init_client_states
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.trees import interface
 from equipoise.trees.ensemble import OWN, STAGE, TREE, Trees
@@ -68,7 +68,7 @@ def newcomer_round(
     ids = torch.arange(task.info.num_clients)
     if state is None:
         state = init_client_states(executor.method, task, ids, message.params, keeps_local=True)
-    result = executor.run_clients(round, ids, message, state, splits).stack
+    result = executor.run_clients(CohortRequest(round, ids, message, state, splits)).stack
     assert result is not None
     return result
 

@@ -41,7 +41,7 @@ from equipoise.records.run_dir import RunFolder
 from equipoise.records.summary import Certificate, ClientGains, ServerGains
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in
-from equipoise.simulation.executors import Stacked
+from equipoise.simulation.executors import CohortRequest, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import io as checkpoint
 from equipoise.utils import pytree
@@ -136,7 +136,8 @@ def certify(
         message, server.state = method.distribute(server, ids)
         held = simulation.store.held(ids.numpy())
         executor = Stacked(method, task, training, schedule.seed, t)
-        played = executor.run_clients(t, ids, message, held, ("val",)).stack
+        request = CohortRequest(t, ids, message, held, ("val",))
+        played = executor.run_clients(request).stack
         assert played is not None
         assert played.hparams is not None
 
@@ -151,7 +152,8 @@ def certify(
             hparams = _deviations(method, task, actions, played.hparams)
             messages = message.for_clients(torch.arange(len(ids)).repeat(count))
             messages = replace(messages, hparams=hparams)
-            results = executor.run_clients(t, ids.repeat(count), messages, repeated, ("val",)).stack
+            request = CohortRequest(t, ids.repeat(count), messages, repeated, ("val",))
+            results = executor.run_clients(request).stack
             assert results is not None
             tried += _client_utilities(results.scores).view(count, -1)
             if on_progress:

@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 from equipoise.clock.config import ClockConfig
 from equipoise.data.splits import UserRowShares
+from equipoise.experiment.model_choice import TREES_METHOD
 from equipoise.experiment.row_outputs import LOCAL
 from equipoise.experiment.runner import OnRoundEnd, build_task, needs_server_rows, run
+from equipoise.models import TREES
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.records.summary import Compared, Summary
@@ -21,11 +23,52 @@ from equipoise.settings.loading import settings_of
 from equipoise.settings.resources import ResourceConfig
 from equipoise.simulation.executor_selection import select_executor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks import TaskSpec
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 Cells: TypeAlias = dict[str, dict[str, Any]]
 """Options of each method, or of each label if the options name the method."""
+MODEL_SIGN = "@"
+"""Between a method and its model in a label, such as ``autopilot@linear``."""
+
+
+def method_and_model(label: str) -> tuple[str, str]:
+    """Split a label into its method and its model; the model is empty if the label names none."""
+    method, _, model = label.partition(MODEL_SIGN)
+    return method, model
+
+
+def options_of(label: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a label, with the method and the model that it names.
+
+    Args:
+        label: A method, a method with its model (``autopilot@linear``), or any name if the options
+            name the method.
+        given: Other options.
+    """
+    method, model = method_and_model(label)
+    options = {"method": method, **given}
+    return {**options, "model": model} if model and "method" not in given else options
+
+
+def first_methods(task: TaskSpec, model: str = "", with_models: bool = True) -> tuple[str, ...]:
+    """Return the methods of a comparison that names none.
+
+    Args:
+        task: The task.
+        model: The model of all methods; empty if none is named.
+        with_models: Whether to include methods with a model of their own.
+
+    Returns:
+        Labels, the simplest first. Those with a model of their own are left out if the user names
+        one.
+    """
+    if model == TREES:
+        return (TREES_METHOD, LOCAL)
+    if with_models and not model:
+        return task.first_methods
+    return tuple(label for label in task.first_methods if not method_and_model(label)[1])
 
 
 def with_equal_steps(cells: Cells) -> Cells:
@@ -40,7 +83,7 @@ def with_equal_steps(cells: Cells) -> Cells:
     Returns:
         The same options with other rounds.
     """
-    settings = {label: settings_of({"method": label, **given}) for label, given in cells.items()}
+    settings = {label: settings_of(options_of(label, given)) for label, given in cells.items()}
     costs = {label: steps_of_a_round(one) for label, one in settings.items()}
     first = next(iter(cells))
     budget = settings[first].run.rounds * costs[first]
@@ -121,7 +164,7 @@ def compare(
     plan: list[tuple[str, ExperimentConfig, Path]] = []
     for method, given in with_common_rows(cells).items():
         for seed in range(seeds):
-            first = {"method": method, **given, "seed": given.get("seed", 0) + seed}
+            first = {**options_of(method, given), "seed": given.get("seed", 0) + seed}
             for fold in range(max(1, num_folds(given))):
                 settings = settings_of({**first, "fold": fold} if fold else first)
                 folder = out / cell_folder(method, settings.run.seed, fold, num_folds(given))
@@ -237,7 +280,7 @@ def with_common_rows(cells: Cells) -> Cells:
     Returns:
         The options, completed.
     """
-    settings = {label: settings_of({"method": label, **given}) for label, given in cells.items()}
+    settings = {label: settings_of(options_of(label, given)) for label, given in cells.items()}
     configs = [one.task_config for one in settings.values()]
     if not all(isinstance(config, UserRowShares) for config in configs):
         return cells

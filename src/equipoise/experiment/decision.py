@@ -384,28 +384,53 @@ def _weighted_score(
 
 
 def _best_by_validation(evidence: Evidence, validation: Mapping[str, float | None]) -> Entry:
-    """Return the best candidate on validation rows; a tie goes to the method that was named first.
+    """Return the first candidate within one standard error of the best one on validation rows.
 
-    Validation rows are few: the best of several equal candidates is the best by chance. The method
-    named first is the recommended one unless the user named another. Of the models of one method
-    the better one is taken, and the first one if nothing is known.
+    Validation rows are few: the best of several equal candidates is the best by chance. As in
+    cross-validation of trees (Breiman et al., 1984) and in glmnet, the simplest of those that the
+    rows do not tell apart is taken. The standard error is that of the paired difference, over rows
+    of all sites and seeds. If no candidate has a score, it is the first.
     """
-    models = [entry for entry in evidence.entries if entry.model != CONSTANT]
+    candidates = in_order_of_preference(evidence.entries)
     sign = 1 if higher_is_better(evidence.metric) else -1
-
-    def signed_score(entry: Entry) -> float:
-        value = validation[entry.key]
-        return -math.inf if value is None else sign * value
-
-    best = max(models, key=signed_score)
-    first_method = next((entry.method for entry in models if entry.method), "")
-    first = max((entry for entry in models if entry.method == first_method), key=signed_score)
-    if best is first or not evidence.val:
-        return first
+    known = {
+        entry.key: sign * value
+        for entry in candidates
+        if (value := validation[entry.key]) is not None
+    }
+    if not known:
+        return candidates[0]
+    best = max(known, key=lambda key: known[key])
     scores = resample(evidence.val, evidence.target, evidence.metric)
-    known = scores.known_sites([best.key, first.key])
-    difference = scores.difference(best.key, first.key, known, weighted=True)
-    return first if difference.contains_zero else best
+    for entry in candidates:
+        if entry.key in known and _is_within_one_error(scores, best, entry.key, sign):
+            return entry
+    return candidates[0]
+
+
+def in_order_of_preference(entries: Sequence[Entry]) -> list[Entry]:
+    """Order the candidates: methods as they were named, of each the global model first.
+
+    Each site's own model is last, wherever it was named: where nothing speaks against it, sites
+    learn together. A constant is no candidate.
+    """
+    methods = list(dict.fromkeys(entry.method for entry in entries if entry.method))
+    candidates = [entry for entry in entries if entry.model != CONSTANT]
+
+    def place(entry: Entry) -> tuple[int, int]:
+        method = methods.index(entry.method) if entry.method else len(methods)
+        return method, MODELS.index(entry.model)
+
+    return sorted(candidates, key=place)
+
+
+def _is_within_one_error(scores: ResampledScores, best: str, key: str, sign: int) -> bool:
+    """Tell whether a candidate is behind the best one by at most one standard error."""
+    if key == best:
+        return True
+    sites = scores.known_sites([best, key])
+    lead = sign * scores.difference(best, key, sites, weighted=True).value
+    return lead <= scores.standard_error(best, key, sites)
 
 
 def _clearly_ahead(evidence: Evidence, scores: ResampledScores, chosen: Entry) -> Entry | None:

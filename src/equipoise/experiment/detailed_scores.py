@@ -238,6 +238,15 @@ def calibration_curves(
     return curves
 
 
+def probability_words(target: Target, name: str) -> str:
+    """Say of which class a probability is; a condition such as ``num > 0`` is its own name."""
+    return (
+        f"probability of {name}"
+        if name == target.name
+        else f"probability of {target.name} = {name}"
+    )
+
+
 def _predictions(target: Target, outputs: Tensor, y: Tensor) -> tuple[Floats, Floats, str]:
     """Return predictions and outcomes ``[n]``, and what they are in words."""
     if target.kind == "regression":
@@ -245,10 +254,7 @@ def _predictions(target: Target, outputs: Tensor, y: Tensor) -> tuple[Floats, Fl
         return predicted, y.double().numpy(), target.name
     probability = outputs.double().softmax(-1)
     if len(target.classes) == 2:
-        positive = target.classes[1]
-        words = f"probability of {positive}"
-        if positive != target.name:
-            words = f"probability of {target.name} = {positive}"
+        words = probability_words(target, target.classes[1])
         return probability[:, 1].numpy(), (y == 1).double().numpy(), words
     best = probability.max(-1)
     words = f"probability of the predicted class of {target.name}"

@@ -51,7 +51,7 @@ from equipoise.methods.local import Local
 from equipoise.records.scores import ClientFinalScores, Evaluations, Scores
 from equipoise.records.summary import Finetuned, ModelScore, Newcomers
 from equipoise.simulation.executor_selection import EXECUTORS, ExecutorPlan, MakeExecutor
-from equipoise.simulation.executors import Loop, init_client_states
+from equipoise.simulation.executors import CohortRequest, Loop, init_client_states
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree, rng
@@ -464,7 +464,8 @@ def train_alone(task: Task, client: int, training: TrainingConfig, config: Alone
         states = init_client_states(method, task, id.reshape(1), initial, keeps_local=True)
         state: ClientState = pytree.index(states, 0)
         for round in range(1, config.rounds + 1):
-            state = executor.run_client(round, (), id, message, state).client_state
+            request = CohortRequest(round, id, message, state, splits=())
+            state = executor.run_client(request).client_state
     return state.local_params
 
 
@@ -661,9 +662,8 @@ def finetuned(simulation: FederatedSimulation) -> Finetuned:
     )
     held = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
     down = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
-    reply = executor.run_clients(
-        schedule.num_rounds + 1, torch.from_numpy(ids), down, held, ()
-    ).stack
+    request = CohortRequest(schedule.num_rounds + 1, torch.from_numpy(ids), down, held, splits=())
+    reply = executor.run_clients(request).stack
     assert reply is not None
     out = reply.update.metrics
     sign = 1 if task.info.higher_is_better else -1

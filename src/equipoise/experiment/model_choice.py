@@ -1,34 +1,48 @@
 """Choose the model of tables by validation: linear, a perceptron or trees.
 
-Each candidate runs to its end in a temporary folder; the one with the best validation score is the
-model of the run. The test rows are not used.
+Each candidate runs to its end in a temporary folder. What counts is the loss of each validation row
+under the model that its client uses. Losses of rows are far steadier than a score such as the AUC
+at sites with few rows, and differences of losses have a standard error. The simplest candidate that
+is not worse than the best by more than one standard error is the model of the run (the rule of
+Breiman et al., 1984). The test rows are not used.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from equipoise.experiment.row_outputs import PERSONAL, RowOutputs
 from equipoise.experiment.runner import OnMessage, build_task, run
 from equipoise.methods import find_method
 from equipoise.models import TREES
-from equipoise.records.rounds import RoundRecord
-from equipoise.records.summary import validation_score
+from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.training.objectives import Objective
 from equipoise.utils.errors import UsageError
 
 CANDIDATES = ("linear", "mlp", TREES)
-"""Models from the simplest on: the first of equal scores is chosen."""
+"""Models from the simplest on."""
 TREES_METHOD = "fedtrees"
 NETWORK_METHOD = "autopilot"
 """Method of networks if the run asks for one that grows trees."""
 
-RunTrial = Callable[[ExperimentConfig], float]
-"""From the settings of a candidate to its validation score, higher is better."""
+NUM_ERRORS = 1.0
+"""Standard errors by which a simpler model may be behind the best one."""
+
+Floats = NDArray[np.float64]
+RunTrial = Callable[[ExperimentConfig], Floats]
+"""From the settings of a candidate to the losses of the validation rows; empty without rows."""
 
 
 def with_model(settings: ExperimentConfig, model: str) -> ExperimentConfig:
@@ -50,56 +64,96 @@ def with_model(settings: ExperimentConfig, model: str) -> ExperimentConfig:
     return replace(settings, run=changed, method=method)
 
 
+def simplest_within_error(losses: Mapping[str, Floats]) -> str:
+    """Return the first model that is not clearly worse than the best one.
+
+    Args:
+        losses: Losses of the same rows `[rows]` by model, the simplest model first.
+
+    Returns:
+        The first model whose mean loss is above the lowest one by at most one standard error of the
+        differences of single rows.
+    """
+    best = min(losses, key=lambda model: float(losses[model].mean()))
+    for model, own in losses.items():
+        differences = own - losses[best]
+        error = float(differences.std()) / math.sqrt(len(differences))
+        if float(differences.mean()) <= NUM_ERRORS * error:
+            return model
+    return best
+
+
 def choose_model(
     settings: ExperimentConfig,
     on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
     run_trial: RunTrial | None = None,
 ) -> ExperimentConfig:
-    """Run every candidate and return the settings of the best one.
+    """Run every candidate and return the settings of the chosen one.
 
     Args:
         settings: Settings whose model is `auto`.
-        on_message: Called with the scores of all candidates.
+        on_message: Called with the losses of all candidates and the time they took.
         resources: Resource limits.
-        run_trial: Computes the score of a candidate; by default it is run to its end.
+        run_trial: Computes the losses of a candidate; by default it is run to its end.
 
     Returns:
-        Settings with the model and method of the best candidate.
+        Settings with the model and method of the chosen candidate.
 
     Raises:
         UsageError: If the rows have no validation split, by which the choice is made.
     """
-    score_of = run_trial or (lambda trial: _validation_score(trial, resources))
+    losses_of = run_trial or (lambda trial: _validation_losses(trial, resources))
     candidates = {model: with_model(settings, model) for model in CANDIDATES}
-    scores = {model: score_of(trial) for model, trial in candidates.items()}
-    best = max(CANDIDATES, key=lambda model: scores[model])
-    if not math.isfinite(scores[best]):
-        raise UsageError(
-            "model is auto, and no candidate has a validation score: give val_share, or a model"
-        )
+    losses: dict[str, Floats] = {}
+    started = time.perf_counter()
+    for model, trial in candidates.items():
+        losses[model] = losses_of(trial)
+        if not len(losses[model]):
+            raise UsageError(
+                "model is auto, and the runs have no validation rows: give val_share, or a model"
+            )
+        if not np.isfinite(losses[model]).all():  # training diverged
+            del losses[model]
+    if not losses:
+        raise UsageError("model is auto, and every candidate diverged: give a smaller lr")
+    chosen = simplest_within_error(losses)
     if on_message is not None:
-        shown = ", ".join(f"{model} {score:.4g}" for model, score in scores.items())
+        shown = ", ".join(f"{model} {float(own.mean()):.4g}" for model, own in losses.items())
         on_message(
-            f"model auto: {best} by {candidates[best].method.name} is chosen by validation "
-            f"({shown})"
+            f"model auto: {chosen} by {candidates[chosen].method.name} is chosen, the simplest "
+            f"within one standard error of the lowest loss on {len(losses[chosen])} validation "
+            f"rows ({shown}); {time.perf_counter() - started:.0f} s for all candidates"
         )
-    return candidates[best]
+    return candidates[chosen]
 
 
-def _validation_score(trial: ExperimentConfig, resources: ResourceConfig | None) -> float:
-    """Run a candidate and return its score at the end; minus infinity without one."""
-    records: list[RoundRecord] = []
-
-    def keep(record: RoundRecord) -> None:
-        records.append(record)
-
-    info = build_task(trial).info
-    short = replace(trial, run=replace(trial.run, eval_every=trial.run.rounds))
+def _validation_losses(trial: ExperimentConfig, resources: ResourceConfig | None) -> Floats:
+    """Run a candidate and return the losses of its validation rows; empty without rows."""
+    task = build_task(trial)
+    if not isinstance(task, ExamplesTask) or not task.has_split("val"):
+        return np.zeros(0)
+    # Only the models at the end count: no scores on the way, and no site trained alone.
+    changed = replace(trial.run, eval_every=trial.run.rounds, local_baseline=False)
     with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-        run(short, Path(folder) / "trial", on_round_end=keep, resources=resources)
-    score = None
-    for record in records:
-        found = validation_score(record, info.metric, info.higher_is_better)
-        score = score if found is None else found
-    return -math.inf if score is None else score
+        path = Path(folder) / "trial"
+        run(replace(trial, run=changed), path, resources=resources)
+        tensors = RunFolder(path).outputs("val").read_tensors()
+    rows = RowOutputs.from_tensors(tensors, task.info.client_names)
+    return row_losses(rows, task.objective, PERSONAL)
+
+
+def row_losses(rows: RowOutputs, objective: Objective, model: str) -> Floats:
+    """Return the loss of each row `[n]` under a model; of survival, risk sets are those of sites.
+
+    Args:
+        rows: What models say about rows.
+        objective: The loss.
+        model: Kind of model.
+    """
+    losses = np.zeros(len(rows.y))
+    for site in np.unique(rows.site):
+        own = torch.from_numpy(rows.site == site)
+        outputs = rows.outputs[model][own].double()
+        losses[own.numpy()] = objective.losses(outputs[None], rows.y[own][None])[0].numpy()
+    return losses

@@ -292,8 +292,13 @@ class SiteModels:
 
     def outputs(self, model: str, client: int | None, rows: object) -> Tensor:
         """Return what a kind of model says about raw rows, averaged over the members."""
+        inputs = [member.inputs(rows, client) for member in self.members]
+        return self.outputs_of_inputs(model, client, inputs)
+
+    def outputs_of_inputs(self, model: str, client: int | None, inputs: Sequence[Tensor]) -> Tensor:
+        """Return what a kind of model says about inputs of each member, averaged over them."""
         parts = [
-            member.outputs(model, client, member.inputs(rows, client)) for member in self.members
+            member.outputs(model, client, x) for member, x in zip(self.members, inputs, strict=True)
         ]
         return _averaged(parts, [member.card.target for member in self.members])
 
@@ -504,6 +509,73 @@ def _targets(models: SiteModels, table: Table) -> Tensor:
     return torch.from_numpy(preprocessor.transform_target(table))
 
 
+@dataclass(frozen=True)
+class LabelledRows:
+    """Rows whose target is known, and the site of each.
+
+    Attributes:
+        models: The models that the rows are for.
+        table: The rows.
+        sites: Rows of each site.
+        targets: Targets ``[n]`` or ``[n, 2]``.
+        client_column: Column that names the sites; empty without one.
+        dropped: Columns that are no inputs.
+    """
+
+    models: SiteModels
+    table: Table
+    sites: Sequence[SiteRows]
+    targets: Tensor
+    client_column: str
+    dropped: tuple[str, ...]
+
+    def inputs_of(self, site: SiteRows) -> Table:
+        """Return the rows of a site with the columns of its model."""
+        return _features(self.models, self.table.take(site.rows), *self.dropped)
+
+
+def refuse_other_data(models: SiteModels) -> None:
+    """Raise ``UsageError`` for models of images, texts or recordings, which have no columns."""
+    if not isinstance(models.members[0].predictor.preprocessor, Preprocessor):
+        raise UsageError(f"'{models.path}' is no run on tables: only rows of tables can be given")
+
+
+def select_labelled(
+    models: SiteModels,
+    table: Table,
+    client: int | None,
+    client_column: str,
+    dropped: tuple[str, ...] = (),
+) -> LabelledRows:
+    """Select the rows that have a target, and find the site of each.
+
+    Args:
+        models: The models.
+        table: All rows.
+        client: The site of all rows; None if a column says it.
+        client_column: Column that names the site of each row. Empty for that of training, if the
+            rows have it.
+        dropped: Further columns that are no inputs.
+
+    Raises:
+        UsageError: If the models are not of tables, no row has a target, or rows are of other
+            sites.
+    """
+    refuse_other_data(models)
+    column = _usual_column(models, table, client, client_column)
+    labelled = _is_labelled(models, table)
+    if labelled is None or not labelled.any():
+        raise UsageError(
+            f"the rows have no target '{models.target.name}': without it nothing can be scored; "
+            "see 'equipoise predict'"
+        )
+    known = table.take(np.flatnonzero(labelled))
+    if client is not None:
+        _refuse_other_sites(models, known, client)
+    sites = split_by_site(models, known, client, column)
+    return LabelledRows(models, known, sites, _targets(models, known), column, (column, *dropped))
+
+
 # ------------------------------------------------------------------ evaluation
 
 
@@ -561,26 +633,17 @@ def evaluate_rows(
         UsageError: If rows do not fit, have no target, or belong to no known site.
     """
     table = table_from_values(rows, "the table of rows", client_column or models.client_column)
-    if not isinstance(models.members[0].predictor.preprocessor, Preprocessor):
-        raise UsageError(f"'{models.path}' is no run on tables: only rows of tables are evaluated")
-    column = _usual_column(models, table, client, client_column)
-    labelled = _is_labelled(models, table)
+    group_columns = tuple(grouping.column for grouping in by)
+    labelled = select_labelled(models, table, client, client_column, group_columns)
+    known = labelled.table
+    sites = labelled.sites
+    dropped = labelled.dropped
     target = models.target
-    if labelled is None or not labelled.any():
-        raise UsageError(
-            f"the rows have no target '{target.name}': without it nothing can be scored; "
-            "see 'equipoise predict'"
-        )
     objective = objective_of(target)
     names = objective.with_primary_metric(metric or models.metric)
-    known = table.take(np.flatnonzero(labelled))
-    if client is not None:
-        _refuse_other_sites(models, known, client)
-    sites = split_by_site(models, known, client, column)
-    group_columns = tuple(grouping.column for grouping in by)
     for grouping in by:
         grouping.assign(known)
-    outputs = _all_outputs(models, known, sites, (column, *group_columns))
+    outputs = _all_outputs(models, labelled)
     site_models = {site.name: models.model_of(site.client) for site in sites}
     if models.card.method == LOCAL:  # its personal models are each site's own
         outputs = outputs.renamed({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
@@ -590,7 +653,7 @@ def evaluate_rows(
     decision = judge(evidence, scores, _used_entry(models, evidence))
     strangers = [site.name for site in sites if site.client is None]
     notes = list(decision.notes)
-    if column and strangers:
+    if labelled.client_column and strangers:
         notes.insert(
             0,
             f"{len(strangers)} of {len(sites)} sites took no part in training and have the global "
@@ -615,16 +678,14 @@ def evaluate_rows(
         min_count=min_count,
     )
     if cross_site:
-        matrix = _cross_site(
-            models, known, sites, (column, *group_columns), outputs, names[0], min_count
-        )
+        matrix = _cross_site(models, known, sites, dropped, outputs, names[0], min_count)
         details = replace(details, cross_site=matrix)
     if horizon is not None:
         probabilities = _probabilities(models, outputs, sites, horizon)
         times = outputs.y.double().numpy()
         scored, curves = horizon_scores(times, probabilities, horizon)
         details = replace(details, horizon=scored, calibration=curves)
-    return Evaluation(decision, metrics, int(len(table) - labelled.sum()), details)
+    return Evaluation(decision, metrics, len(table) - len(known), details)
 
 
 def _probabilities(
@@ -716,10 +777,10 @@ def _refuse_other_sites(models: SiteModels, table: Table, client: int) -> None:
             )
 
 
-def _all_outputs(
-    models: SiteModels, table: Table, sites: Sequence[SiteRows], dropped: Sequence[str]
-) -> RowOutputs:
+def _all_outputs(models: SiteModels, labelled: LabelledRows) -> RowOutputs:
     """Collect what all kinds of models say about the rows of their sites."""
+    table = labelled.table
+    sites = labelled.sites
     num_outputs = models.target.outputs
     kinds = [
         kind for kind in MODELS if any(kind in models.members[0].models_of(s.client) for s in sites)
@@ -729,13 +790,13 @@ def _all_outputs(
     for number, one in enumerate(sites):
         site[one.rows] = number
         rows = torch.from_numpy(one.rows)
-        own = _features(models, table.take(one.rows), *dropped)
+        own = labelled.inputs_of(one)
         used = models.model_of(one.client)
         for kind in models.members[0].models_of(one.client):
             outputs[kind][rows] = models.outputs(kind, one.client, own)
         outputs[USED][rows] = outputs[used][rows]
     names = tuple(one.name for one in sites)
-    return RowOutputs(names, site, np.arange(len(table)), _targets(models, table), outputs)
+    return RowOutputs(names, site, np.arange(len(table)), labelled.targets, outputs)
 
 
 def _evidence(
@@ -743,6 +804,8 @@ def _evidence(
 ) -> Evidence:
     """Describe the candidates: all kinds of models, and the mixture that the sites use."""
     method = models.card.method
+    if models.choice is not None and models.choice.decision is not None:
+        method = models.choice.decision.federated_method or method  # as the comparison called it
     entries = [
         Entry(kind, "" if kind in (CONSTANT, LOCAL) else method, kind)
         for kind in outputs.outputs

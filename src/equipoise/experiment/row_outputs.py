@@ -188,6 +188,14 @@ class ResampledScores:
         ours = self._means(model, sites, weighted)
         return estimate(ours - self._means(other, sites, weighted))
 
+    def standard_error(self, model: str, other: str, sites: NDArray[np.bool_]) -> float:
+        """Return the standard error of a paired difference in which every row counts alike.
+
+        It is the standard deviation over the bootstrap samples; NaN if no site is known.
+        """
+        differences = self._means(model, sites, True) - self._means(other, sites, True)
+        return float(differences[1:].std())
+
     def site_difference(
         self, model: str, other: str, site: int, num_comparisons: int = 1
     ) -> Estimate:

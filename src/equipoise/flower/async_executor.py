@@ -9,14 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equipoise.clock.config import ClockConfig
-from equipoise.core import ClientResult, ClientState, Params, ServerMessage, State
+from equipoise.core import ClientResult, Params, State
 from equipoise.flower.codec import NO_REPLY, InvalidMessage
 from equipoise.flower.remote_executor import RemoteExecutor, Wire
 from equipoise.simulation.clock import InFlightBatch, as_deltas, merge_stale_updates
-from equipoise.simulation.executors import CohortResults, RoundReplies
+from equipoise.simulation.executors import CohortRequest, CohortResults, RoundReplies
 from equipoise.utils.pytree import Ints, stack
 
 LOG = logging.getLogger("equipoise")
@@ -76,21 +75,15 @@ class AsyncRemoteExecutor(RemoteExecutor):
         """Clients that have not replied yet."""
         return np.array(sorted(self._in_flight), np.int64)
 
-    def run_clients(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> CohortResults:
+    def run_clients(self, request: CohortRequest) -> CohortResults:
         """Send messages to clients; :meth:`collect` returns their replies."""
-        messages, self._unsent = self._messages(round, ids, message, client_state, splits)
+        messages, self._unsent = self._messages(request)
         self.wire.post(messages, self.time_limit)
         until = time.monotonic() + self.time_limit
-        expected = self._expect(round, splits, ids[:1], message.for_clients(0))
+        params = request.message.params
+        expected = self._expect(request)
         self._in_flight |= {
-            client: InFlightRequest(round, until, message.params, expected) for client in messages
+            client: InFlightRequest(request.round, until, params, expected) for client in messages
         }
         return CohortResults(torch.arange(0), None, {}, frozenset(self._unsent))
 

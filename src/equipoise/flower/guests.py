@@ -41,12 +41,14 @@ from equipoise.flower.codec import InvalidMessage, Metadata
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.egress import EgressCounter
 from equipoise.flower.node import encode_error
+from equipoise.privacy.budget import PrivacyBudget
 from equipoise.records.client_table import table_text
 from equipoise.records.decision import Decision, Estimate
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.remote_tables import read_numbers
 from equipoise.training.objectives import objective_of
+from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import format_score
 
@@ -92,7 +94,9 @@ class GuestNode:
                     f"this node takes no part in training (role {config.role}): it answers no "
                     f"'{str(kind)[:20]}'"
                 )
-            values = self._use_model(tree, metadata)
+            io.make_folder(config.state_dir, private=True)
+            with io.exclusive(config.state_dir):
+                values = self._use_model(tree, metadata)
             return codec.encode({}, {**about, "run": metadata["run"], "values": values})
         except Exception as error:
             LOG.exception("node of role %s cannot answer", config.role)
@@ -103,6 +107,12 @@ class GuestNode:
         if self.settings.privacy.has_noise:
             raise InvalidMessage("under dp_noise this node tells no scores")
         config = self.config
+        PrivacyBudget(
+            config.state_dir / "privacy.json",
+            self.settings.privacy,
+            config.max_epsilon,
+            config.max_delta,
+        ).check()
         run = str(metadata.get("run"))
         disk = ClientStateStore(config.state_dir, run, config.client)
         EgressCounter(config.state_dir / "egress.json", config.rules).count_round(run)

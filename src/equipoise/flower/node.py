@@ -42,8 +42,9 @@ from equipoise.flower.table_agreement import (
 )
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.settings.experiment_config import ExperimentConfig
-from equipoise.simulation.executors import Loop, init_client_states
+from equipoise.simulation.executors import CohortRequest, Loop, init_client_states
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import digest, from_dict, index, to_dict
 from equipoise.wrappers.differential_privacy import (
@@ -121,24 +122,31 @@ class Node:
             kind = metadata.get("kind")
             if kind == "hello":
                 return codec.encode({}, self._introduction())
-            if kind == "statistics":
-                self.budget.check()
-                self.config.rules.check_statistics(self.raw.num_train_rows if self.raw else 0)
-                return codec.encode(
-                    {}, client_statistics(self.settings, self.config.client, self.config.name)
-                )
-            if metadata.get("client") != self.config.client:
-                raise InvalidMessage(
-                    f"the message is for client {metadata.get('client')}, this is client "
-                    f"{self.config.client}"
-                )
-            if kind == "score":
-                return codec.encode({}, self._score(tree, metadata))
-            answer = self._sum if kind in secagg.PHASES else self._round
-            return codec.encode(*answer(tree, metadata))
+            io.make_folder(self.config.state_dir, private=True)
+            # Messages that come at once could each spend what is left of a budget.
+            with io.exclusive(self.config.state_dir):
+                return self._answer_alone(kind, tree, metadata)
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
             return encode_error(error)
+
+    def _answer_alone(self, kind: object, tree: State, metadata: Metadata) -> bytes:
+        """Answer a message while no other one is answered."""
+        if kind == "statistics":
+            self.budget.check()
+            self.config.rules.check_statistics(self.raw.num_train_rows if self.raw else 0)
+            return codec.encode(
+                {}, client_statistics(self.settings, self.config.client, self.config.name)
+            )
+        if metadata.get("client") != self.config.client:
+            raise InvalidMessage(
+                f"the message is for client {metadata.get('client')}, this is client "
+                f"{self.config.client}"
+            )
+        if kind == "score":
+            return codec.encode({}, self._score(tree, metadata))
+        answer = self._sum if kind in secagg.PHASES else self._round
+        return codec.encode(*answer(tree, metadata))
 
     def _introduction(self) -> Metadata:
         """Introduce this client; with noise, a budget or a rule, its samples are hidden."""
@@ -311,7 +319,7 @@ class Node:
             known = before.local_params if accepted_round and not is_lost else None
             message = decode_message(tree, metadata, initial, self.task.info.blocks, known)
             splits = () if settings.privacy.has_noise else _splits(metadata)
-            result = executor.run_client(round, splits, self.id, message, before)
+            result = executor.run_client(CohortRequest(round, self.id, message, before, splits))
         result = strip_unprotected(self.method, result)
         self.config.rules.check_decisions(result)
         after = result.client_state

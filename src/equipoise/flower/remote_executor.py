@@ -17,7 +17,6 @@ from equipoise.core import (
     ClientUpdate,
     Method,
     Params,
-    ServerMessage,
     State,
     Task,
     TrainingConfig,
@@ -32,6 +31,7 @@ from equipoise.flower.secagg import SecureAggregationRound, SecureCohortResults
 from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import (
+    CohortRequest,
     CohortResults,
     Executor,
     PendingScores,
@@ -39,7 +39,7 @@ from equipoise.simulation.executors import (
 )
 from equipoise.tasks.remote_tables import RemoteTablesTask
 from equipoise.tasks.supervised import ExamplesTask
-from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
+from equipoise.utils.pytree import Ints, digest, from_dict, stack, tree_bytes
 from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
 from equipoise.wrappers.secure_aggregation import WORDS, SecureAggregation
 
@@ -133,22 +133,16 @@ class RemoteExecutor(Executor):
         """Return the state of clients of which no reply was accepted yet."""
         return _accepted_in(torch.zeros(len(ids), dtype=torch.int64))
 
-    def run_clients(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> CohortResults:
+    def run_clients(self, request: CohortRequest) -> CohortResults:
         """Send a message to each client, and check and stack the replies."""
-        messages, absent = self._messages(round, ids, message, client_state, splits)
-        clients = ids.tolist()
+        round = request.round
+        messages, absent = self._messages(request)
+        clients = request.ids.tolist()
         unsent = frozenset(absent)
         began = time.monotonic()
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
         self._longest = max(self._longest, time.monotonic() - began)
-        expected = self._expect(round, splits, ids[:1], message.for_clients(0))
+        expected = self._expect(request)
         results: dict[int, ClientResult] = {}
         metadata: dict[int, Metadata] = {}
         for client in messages:
@@ -181,38 +175,32 @@ class RemoteExecutor(Executor):
             return SecureCohortResults(rows, stacked, absent, unsent, total=total)
         return CohortResults(rows, stacked, absent, unsent)
 
-    def _messages(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> tuple[dict[int, bytes], dict[int, str]]:
+    def _messages(self, request: CohortRequest) -> tuple[dict[int, bytes], dict[int, str]]:
         """Encode a message for each connected client; return the others with the reason."""
         present = self.wire.present()
         if isinstance(self.task, RemoteTablesTask):
             self.task.set_reported_sizes(self._believed_sizes(present))
-        clients: list[int] = ids.tolist()
+        clients: list[int] = request.ids.tolist()
+        accepted_rounds = request.client_state.state["accepted_round"].tolist()
         absent = dict.fromkeys(sorted(set(clients) - present.keys()), "not connected")
         metadata = {
             "kind": "round",
             "run": self.run_id,
-            "round": round,
-            "splits": list(splits),
+            "round": request.round,
+            "splits": list(request.splits),
             "frozen": self._frozen,
         }
         messages = {
             client: node.encode_message(
-                message.for_clients(k),
+                request.message.for_clients(k),
                 self.task.info.blocks,
-                {**metadata, **self._for_one(client, int(client_state.state["accepted_round"][k]))},
+                {**metadata, **self._for_one(client, accepted_rounds[k])},
             )
             for k, client in enumerate(clients)
             if client in present
         }
         if self._journal is not None and messages:
-            self._journal.record_request(round, sorted(messages))
+            self._journal.record_request(request.round, sorted(messages))
         return messages, absent
 
     def _believed_sizes(self, present: dict[int, int]) -> dict[int, int]:
@@ -332,17 +320,16 @@ class RemoteExecutor(Executor):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
         return replace(reply, client_state=_accepted_in(torch.tensor(round))), metadata
 
-    def _expect(
-        self, round: int, splits: tuple[str, ...], id: Tensor, message: ServerMessage
-    ) -> State:
+    def _expect(self, request: CohortRequest) -> State:
         """Return a reply with the expected names and shapes, from a trial round on the server."""
+        splits = request.splits
         if splits not in self._expected or self.method.capabilities.uploads_vary:
-            held = index(
-                init_client_states(self.method, self.task, id, self._initial, keeps_local=True), 0
+            first = request.part(slice(1))
+            states = init_client_states(
+                self.method, self.task, first.ids, self._initial, keeps_local=True
             )
-            reply = strip_unprotected(
-                self.method, self.run_client(round, splits, id[0], message, held)
-            )
+            result = self.run_client(first._replace(client_state=states).part(0))
+            reply = strip_unprotected(self.method, result)
             if isinstance(self.method, SecureAggregation):  # it comes later, masked
                 self._words = reply.update.extra[WORDS]
                 reply = replace(reply, update=ClientUpdate({}))

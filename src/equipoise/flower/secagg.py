@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import ClientUpdate, Method, Params, State
+from equipoise.core import ClientUpdate, State
 from equipoise.core.report_validation import validate_reports
 from equipoise.flower import codec
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates
@@ -29,6 +29,7 @@ from equipoise.flower.secagg_protocol import (
     unmask,
 )
 from equipoise.privacy.budget import PrivacyBudget
+from equipoise.simulation.aggregation_guard import SumRequest
 from equipoise.simulation.executors import CohortResults
 from equipoise.utils.pytree import digest, map_leaves, tree_bytes
 from equipoise.wrappers.secure_aggregation import (
@@ -220,21 +221,13 @@ class SecureCohortResults(CohortResults):
         """Return the size of one client's upload."""
         return tree_bytes(self.total)
 
-    def partial_sums(
-        self,
-        method: Method,
-        global_params: Params,
-        cuts: list[slice],
-        taken: Tensor,
-        weights: Tensor | Params,
-        factors: Tensor | None = None,
-    ) -> State:
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Return the known sum; the changes in it cannot be shrunk.
 
         Raises:
             InvalidMessage: If the sum of some clients only is asked for.
         """
-        if not bool(taken.all()):
+        if not bool(request.accepted.all()):
             raise InvalidMessage("the sum of all replies is known, and of no others")
         return self.total
 

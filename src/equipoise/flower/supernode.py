@@ -14,6 +14,7 @@ SuperExec starts ``flwr-clientapp`` by its name. A folder with a program of that
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -28,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 
 from equipoise.flower.doctor import ENVIRONMENT
+from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 CLIENT_COMMAND = "flwr-clientapp"
@@ -40,6 +42,8 @@ IMPORTED = (
 )
 """Modules that nearly every message needs; they import PyTorch."""
 MAX_REQUEST_BYTES = 65536
+FOLDER_PREFIX = "equipoise-node-"
+STARTING_SECONDS = 60  # a folder that is younger may not have its lock yet
 LAUNCHER = """\
 #!{python} -IS
 import json, os, socket, sys
@@ -111,7 +115,10 @@ def _start_fork_server() -> ForkServer | None:
     command = shutil.which(CLIENT_COMMAND, path=search)
     if sys.platform != "linux" or command is None:
         return None
-    folder = Path(tempfile.mkdtemp(prefix="equipoise-node-"))  # for this user alone
+    _remove_folders_of_killed_nodes()
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # for this user alone
+    # The lock is held by this process and those that it forks, until the last of them ends.
+    io.DISK.lock(folder / io.LOCK_FILE)
     server = ForkServer(folder)
     launcher = folder / CLIENT_COMMAND
     launcher.write_text(
@@ -121,6 +128,19 @@ def _start_fork_server() -> ForkServer | None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{search}"
     server.start()
     return server
+
+
+def _remove_folders_of_killed_nodes() -> None:
+    """Remove this user's folders of nodes that ended without removing them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is somebody else's, or gone
+            has_begun = time.time() - folder.stat().st_mtime > STARTING_SECONDS
+            if folder.stat().st_uid != os.getuid() or not has_begun:
+                continue
+            lock = io.DISK.lock(folder / io.LOCK_FILE)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
 
 
 class ForkServer:

@@ -39,7 +39,7 @@ CHECKPOINTS = "checkpoint"
 MODELS = "models"
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
-    *("decision.json", "validation.csv"),
+    *("decision.json", "validation.csv", "explanation.json"),
     *INPUTS,
     *("trackers.json", "tensorboard", "wandb", MODELS, CHECKPOINTS),
 )
@@ -75,6 +75,8 @@ class RunFolder(CheckedFolder):
     """Scores of the global model at sites outside training, in a deployment."""
     evaluation = NamedFile("evaluation.json")
     """Scores of a single site's models in detail: calibration, groups."""
+    explanation = NamedFile("explanation.json")
+    """Which inputs matter, on the run's test rows."""
     hazard = NamedFile(f"{MODELS}/hazard.json")
     """Baseline hazard of survival, from the summed tables of all clients."""
     labels = NamedFile("labels.csv")

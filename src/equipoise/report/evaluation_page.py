@@ -88,7 +88,7 @@ def details_sections(details: EvaluationDetails) -> tuple[list[Section], dict[st
 def render_evaluation(details: EvaluationDetails) -> str:
     """Render the page of an evaluation on new rows."""
     sections, figures = details_sections(details)
-    return _render(details.title, details.decision.headline, "", sections, figures)
+    return render_page(details.title, details.decision.headline, "", sections, figures)
 
 
 def print_details(details: EvaluationDetails, console: Console) -> None:
@@ -149,7 +149,7 @@ def render_site(path: Path) -> str:
         sections.append(Section("scores", "Scores", [Paragraph(text)]))
     sections.append(Section("model", "The model", _model_blocks(path, card)))
     method = str(card.get("method", ""))
-    return _render(f"{owner}: its model by {method}", verdict, "", sections, figures)
+    return render_page(f"{owner}: its model by {method}", verdict, "", sections, figures)
 
 
 def _card(folder: RunFolder) -> dict[str, object]:
@@ -182,13 +182,22 @@ def _model_blocks(path: Path, card: dict[str, object]) -> list[Block]:
     return [*blocks, Code("\n".join(commands))]
 
 
-def _render(
+def render_page(
     title: str,
     verdict: str,
     subtitle: str,
     sections: Sequence[Section],
     figures: dict[str, Figure],
 ) -> str:
+    """Render a page about models on rows.
+
+    Args:
+        title: Title of the page.
+        verdict: Sentence below the title.
+        subtitle: What the page is about.
+        sections: Its sections.
+        figures: Their figures by id.
+    """
     from equipoise.report.html import plotly_script, template_environment
 
     template = template_environment().get_template("evaluation.html.j2")

@@ -15,11 +15,13 @@ from equipoise.config.schema import to_config_value
 from equipoise.methods import find_method
 from equipoise.records import codec
 from equipoise.records.decision import Decision
+from equipoise.records.explanation import Explanation
 from equipoise.records.manifest import CheckedFile, CheckedFolder
 from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.report.client_gains import gains_sentence
 from equipoise.report.decision_text import decision_blocks
 from equipoise.report.evaluation_page import is_site_folder, render_site
+from equipoise.report.explanation_page import explanation_section
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import Config, RunGroup, explain_damaged_files, load_groups
 from equipoise.report.sections import report_sections
@@ -53,7 +55,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
             io.write_text(out, render_site(paths[0]))
             return out
         groups = load_groups(paths)
-        page = render_report(groups, _command(paths, groups), _decision(paths))
+        page = render_report(groups, _command(paths, groups), _decision(paths), _explanation(paths))
     io.write_text(out, page)
     return out
 
@@ -88,6 +90,14 @@ def _decision(paths: Sequence[Path]) -> Decision | None:
     if len(paths) > 1 or not file.exists():
         return None
     return codec.loads(Decision, file.read_text(), file)
+
+
+def _explanation(paths: Sequence[Path]) -> Explanation | None:
+    """Read which inputs matter to the models of a run; there is nothing for several folders."""
+    file = RunFolder(paths[0]).explanation
+    if len(paths) > 1 or not file.exists():
+        return None
+    return codec.loads(Explanation, file.read_text(), file)
 
 
 def _is_newer(report: Path, results: Sequence[CheckedFile]) -> bool:
@@ -160,7 +170,10 @@ def plotly_script() -> str:
 
 
 def render_report(
-    groups: Sequence[RunGroup], command: str, decision: Decision | None = None
+    groups: Sequence[RunGroup],
+    command: str,
+    decision: Decision | None = None,
+    explanation: Explanation | None = None,
 ) -> str:
     """Render the report of some groups of runs.
 
@@ -171,12 +184,17 @@ def render_report(
         groups: Runs to show; several groups are compared.
         command: Command that repeats them.
         decision: The verdict, if the clients have names and were tested on the same rows.
+        explanation: Which inputs matter, if somebody asked by ``equipoise explain``.
 
     Returns:
         The page.
     """
     display = MetricDisplay(groups[0].first_run.metric)
     sections, figures = report_sections(groups, display, command)
+    if explanation is not None:
+        section, more = explanation_section(explanation)
+        sections.insert(-1, section)  # before configuration and command
+        figures |= more
     template = template_environment().get_template("report.html.j2")
     return template.render(
         title=_title(groups),

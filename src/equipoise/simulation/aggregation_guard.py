@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,24 @@ AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_
 MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
 CACHED_NUMBERS = 2**16  # of a difference that is read again at once
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
+
+
+class SumRequest(NamedTuple):
+    """A method's sums over the replies of a cohort.
+
+    Attributes:
+        method: The method.
+        global_params: The model that the clients were sent.
+        accepted: Mask `[R]` of the replies that are summed.
+        weights: Weights of the accepted replies.
+        factors: By which their changes are shrunk; None if none is.
+    """
+
+    method: Method
+    global_params: Params
+    accepted: Tensor
+    weights: Tensor | Params
+    factors: Tensor | None = None
 
 
 @dataclass
@@ -180,15 +198,10 @@ class Aggregation:
             nonlocal summed
             if summed is None or summed[0] is not weights or summed[1] is not factors:
                 shrinks = bool((factors < 1).any())
-                sums = self.results.partial_sums(
-                    method,
-                    self.sent_params,
-                    self.chunks,
-                    accepted,
-                    weights,
-                    factors if shrinks else None,
+                request = SumRequest(
+                    method, self.sent_params, accepted, weights, factors if shrinks else None
                 )
-                summed = weights, factors, sums
+                summed = weights, factors, self.results.partial_sums(request, self.chunks)
             return summed[2]
 
         by_sum = method.capabilities.aggregates_by_sum
@@ -220,28 +233,34 @@ class Aggregation:
             limit(influence_factors(weights, sizes, after.influence_ratio))
             if self._bounds_opposition(weights, norms):
                 assert isinstance(weights, Tensor)
+                shares = weights.double() / weights.double().sum()
                 if by_sum:
-                    mean = sum_updates(weights)["mean"]
-                    change = mean_change(self.sent_params, mean, weights)
-                    dots = self.results.update_dots(self.sent_params, change, accepted) * factors
+                    mean = sum_updates(weights).get("mean")
                 else:
                     mean = weighted_mean(updates.params, weights)
+                if mean is not None:  # a method may have other sums
                     change = mean_change(self.sent_params, mean, weights)
-                    dots = update_dots(self.sent_params, updates.params, change)
-                norm = torch.stack([value.double().norm() for value in change.values()]).norm()
-                limit(opposition_factors(weights.double(), norms * factors, dots, float(norm)))
+                    dots = (
+                        self.results.update_dots(self.sent_params, change, accepted) * factors
+                        if by_sum
+                        else update_dots(self.sent_params, updates.params, change)
+                    )
+                    norm = torch.stack([value.double().norm() for value in change.values()]).norm()
+                    limit(opposition_factors(shares, norms * factors, dots, float(norm)))
         after.params, after.state = method.aggregate(after, ids, updates, weights)
         after.state = method.learn(after, ids, updates)
         after.sum_updates = None
 
     def _bounds_opposition(self, weights: Tensor | Params, norms: Tensor) -> bool:
-        """Return whether changes compare with their mean: one weight each, many that move."""
+        """Return whether changes compare with their mean: many replies with one weight each."""
         return (
             self.bounds.weighs_norms
             and self.bounds.crowd_ratio < torch.inf
             and isinstance(weights, Tensor)
             and weights.dim() == 1
-            and int((norms > 0).sum()) >= MIN_CROWD
+            and bool((weights >= 0).all() & (weights > 0).any())
+            and len(norms) >= MIN_CROWD
+            and bool((norms > 0).any())
         )
 
     def _norm_factors(self, accepted: Tensor) -> Tensor:
@@ -363,11 +382,11 @@ def mean_change(before: Params, mean: Params, weights: Tensor) -> Params:
     Args:
         before: The model before training.
         mean: The weighted sum of the trained models.
-        weights: The weights `[K]`.
+        weights: The weights `[K]`, not negative; not all 0.
     """
     total = weights.sum()
     return {
-        name: value - total.to(value.dtype) * before[name]
+        name: value / total.to(value.dtype) - before[name]
         for name, value in mean.items()
         if value.is_floating_point()
     }

@@ -12,7 +12,8 @@ Attacks that ignore the server's guards:
 Attacks that adapt: hostile clients see all honest uploads, know the guards and stay within them.
 
 - `under` points against the honest mean, just under the norm at which an update is left out;
-- `cap` does the same just under the norm at which an update is shrunk, so that no guard acts;
+- `cap` stays just under every bound at which an update counts less: against the honest mean by
+  what is allowed, and for the rest of the norm across it, along the standard deviations;
 - `rate-lie` is `under`, ten times as long, with a false learning rate in its reply;
 - `size-lie` is `under`, and claims ten times its number of examples before round 1;
 - `sleeper` is honest until the last round, and then `under`;
@@ -39,7 +40,6 @@ from equipoise.core import (
     LocalHParams,
     Method,
     Params,
-    ServerMessage,
     SupervisedTask,
     Task,
     TrainingConfig,
@@ -47,6 +47,7 @@ from equipoise.core import (
 from equipoise.core.report_validation import (
     DEFAULT_RANGE,
     MAX_MAD_RATIO,
+    MAX_OPPOSITION,
     MAX_SIZE_RATIO,
     ValueRange,
     believed_sizes,
@@ -54,7 +55,7 @@ from equipoise.core.report_validation import (
 )
 from equipoise.data.poisoning import DATA_ATTACKS
 from equipoise.simulation.aggregation_guard import COMMON_START_BOUNDS, update_norms
-from equipoise.simulation.executors import CohortResults, Executor
+from equipoise.simulation.executors import CohortRequest, CohortResults, Executor
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError, did_you_mean
 
@@ -176,23 +177,16 @@ class AttackedExecutor(Executor):
         """Split a cohort as the inner executor does."""
         return self.inner.chunks(clients)
 
-    def run_clients(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> CohortResults:
+    def run_clients(self, request: CohortRequest) -> CohortResults:
         """Run the clients, then change the uploads of hostile ones."""
-        replies = self.inner.run_clients(round, ids, message, client_state, splits)
+        replies = self.inner.run_clients(request)
         if replies.stack is None:
             return replies
-        lying = torch.isin(ids[replies.arrived], self.hostile)
+        lying = torch.isin(request.ids[replies.arrived], self.hostile)
         if not bool(lying.any()):
             return replies
         stack = replies.stack
-        update = self._lie(stack.update, message.params, lying, round)
+        update = self._lie(stack.update, request.message.params, lying, request.round)
         hparams = self._false_hparams(stack, lying)
         return replace(replies, stack=replace(stack, update=update, hparams=hparams))
 
@@ -303,9 +297,30 @@ def _under(cohort: Cohort) -> Params:
 
 
 def _cap(cohort: Cohort) -> Params:
-    """Stay just under the norm at which an update is shrunk."""
+    """Stay just under the bounds on opposition and norm, so that no guard acts.
+
+    The part across the mean follows the standard deviations of the honest changes, as in `little`:
+    it points to the same side in every round.
+    """
     ratio = COMMON_START_BOUNDS.influence_ratio_of(len(cohort.lying))
-    return _against_the_mean(cohort, MARGIN * ratio * cohort.usual_norm())
+    norm = MARGIN * ratio * cohort.usual_norm()
+    means = {name: cohort.honest(name).mean(0).double() for name in cohort.changes}
+    mean_norm = math.sqrt(_dot(means, means))
+    against = min(MARGIN * MAX_OPPOSITION * mean_norm, norm)
+    unit = {name: mean / max(mean_norm, 1e-30) for name, mean in means.items()}
+    stds = {name: cohort.honest(name).std(0, correction=0).double() for name in means}
+    along = _dot(stds, unit)
+    across = {name: std - along * unit[name] for name, std in stds.items()}
+    length = math.sqrt(norm**2 - against**2) / max(math.sqrt(_dot(across, across)), 1e-30)
+    return {
+        name: (-against * unit[name] - length * across[name]).to(cohort.changes[name].dtype)
+        for name in means
+    }
+
+
+def _dot(one: Params, other: Params) -> float:
+    """Return the inner product of two changes of a model."""
+    return sum(float((value * other[name]).sum()) for name, value in one.items())
 
 
 def _long(cohort: Cohort) -> Params:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from equipoise.core.method import weights_by_num_examples
 from equipoise.core.report_validation import shrink_update
 from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
-from equipoise.simulation.aggregation_guard import UpdateDiagnostics, update_dots
+from equipoise.simulation.aggregation_guard import SumRequest, UpdateDiagnostics, update_dots
 from equipoise.simulation.client_runtime import ClientRuntime, over_clients, run_client_round
 from equipoise.simulation.client_store import CLIENT_STATE_NAMES, ClientStore
 from equipoise.utils import pytree
@@ -50,6 +50,32 @@ CLIENT_HOOKS = {"configure_training", "train", "upload", "personal_model"}
 
 PendingScores = Callable[[], dict[str, Params]]
 """Scores of the server's model, by split."""
+
+
+class CohortRequest(NamedTuple):
+    """One round of a cohort, as an executor is asked to run it.
+
+    Attributes:
+        round: Round number.
+        ids: The clients, `[K]`.
+        message: What the server sends them.
+        client_state: What they kept from earlier rounds, stacked `[K, ...]`.
+        splits: Splits of their data on which their models are evaluated.
+    """
+
+    round: int
+    ids: Tensor
+    message: ServerMessage
+    client_state: ClientState
+    splits: tuple[str, ...]
+
+    def part(self, rows: int | slice | Tensor) -> CohortRequest:
+        """Return the request of some clients, or of one (int) without the axis of clients."""
+        return self._replace(
+            ids=self.ids[rows],
+            message=self.message.for_clients(rows),
+            client_state=pytree.index(self.client_state, rows),
+        )
 
 
 @dataclass
@@ -72,15 +98,13 @@ class CohortResults:
     known_weights: Tensor = field(default_factory=lambda: torch.empty(0))
     """Those by which sums over all clients are known already, if any are."""
 
-    def weights_known(
-        self, taken: Tensor, weights: Tensor | Params, factors: Tensor | None
-    ) -> bool:
-        """Whether these are the sums that are known already."""
+    def sums_are_known(self, request: SumRequest) -> bool:
+        """Return whether these are the sums that came with the replies."""
         return (
-            factors is None
-            and bool(taken.all())
-            and isinstance(weights, Tensor)
-            and torch.equal(weights, self.known_weights)
+            request.factors is None
+            and bool(request.accepted.all())
+            and isinstance(request.weights, Tensor)
+            and torch.equal(request.weights, self.known_weights)
         )
 
     def diagnostics(self, method: Method, global_params: Params) -> UpdateDiagnostics:
@@ -109,43 +133,30 @@ class CohortResults:
         assert self.stack is not None
         return update_dots(global_params, self.stack.update.params, direction)[taken]
 
-    def partial_sums(
-        self,
-        method: Method,
-        global_params: Params,
-        cuts: list[slice],
-        taken: Tensor,
-        weights: Tensor | Params,
-        factors: Tensor | None = None,
-    ) -> State:
-        """Compute the method's sums over the taken replies, chunk by chunk of the cohort."""
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
+        """Compute the method's sums over the accepted replies, chunk by chunk of the cohort.
+
+        Args:
+            request: Which replies are summed, and how.
+            chunks: The chunks of the cohort, as slices of the clients that were asked.
+        """
         assert self.stack is not None
-        if len(cuts) == 1:
-            return add_chunk_sums(
-                [sum_chunk(method, global_params, self.stack.update, taken, weights, factors)]
+        if len(chunks) == 1:
+            return add_chunk_sums([sum_chunk(request, self.stack.update)])
+        chunk_ends = torch.tensor([chunk.stop for chunk in chunks])
+        row_ends = torch.searchsorted(self.arrived, chunk_ends).tolist()
+        num_accepted = [0, *request.accepted.cumsum(0).tolist()]  # before each row
+        sums: list[State | None] = []
+        for first, last in pairwise([0, *row_ends]):
+            rows = slice(first, last)
+            own = slice(num_accepted[first], num_accepted[last])
+            of_chunk = request._replace(
+                accepted=request.accepted[rows],
+                weights=pytree.index(request.weights, own),
+                factors=None if request.factors is None else request.factors[own],
             )
-        parts: list[State | None] = []
-        ends = torch.searchsorted(
-            self.arrived, torch.tensor([chunk.stop for chunk in cuts])
-        ).tolist()
-        counts = torch.cat(
-            [torch.zeros(1, dtype=torch.int64), taken.cumsum(0)]
-        ).tolist()  # taken before each row
-        for first, last in pairwise([0, *ends]):
-            here = slice(first, last)
-            counted = slice(counts[first], counts[last])
-            own = pytree.index(weights, counted)
-            parts.append(
-                sum_chunk(
-                    method,
-                    global_params,
-                    pytree.index(self.stack.update, chunk_index(here)),
-                    taken[here],
-                    own,
-                    None if factors is None else factors[counted],
-                )
-            )
-        return add_chunk_sums(parts)
+            sums.append(sum_chunk(of_chunk, pytree.index(self.stack.update, chunk_index(rows))))
+        return add_chunk_sums(sums)
 
 
 class Executor(ABC):
@@ -184,14 +195,7 @@ class Executor(ABC):
         )
 
     @abstractmethod
-    def run_clients(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> CohortResults:
+    def run_clients(self, request: CohortRequest) -> CohortResults:
         """Run one round of these clients; results hold their states after the round."""
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
@@ -240,125 +244,60 @@ class Executor(ABC):
         """Return the requests of later rounds that were sent before this process started."""
         return []
 
-    def run_client(
-        self,
-        round: int,
-        splits: tuple[str, ...],
-        id: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-    ) -> ClientResult:
-        """One client's round."""
-        method = self.method.at(round, self.rounds)
+    def run_client(self, request: CohortRequest) -> ClientResult:
+        """Run one client; the request has its values without the axis of clients."""
+        round = request.round
         training = self.training.at(round, self.rounds)
         client = ClientRuntime(
             self.task,
             training,
             RngContext(self.seed, round, training),
             self.rounds,
-            id,
-            message,
-            client_state,
+            request.ids,
+            request.message,
+            request.client_state,
         )
-        return run_client_round(method, client, splits)
+        return run_client_round(self.method.at(round, self.rounds), client, request.splits)
 
 
 class InProcessExecutor(Executor):
     """In this process, chunk by chunk."""
 
     @abstractmethod
-    def run_chunk(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> ClientResult:
-        """The replies of one chunk: what they are depends on nobody outside it."""
+    def run_chunk(self, request: CohortRequest) -> ClientResult:
+        """Run the clients of one chunk; nothing outside the chunk affects their replies."""
 
     def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
         """The chunks of these clients, by the stacks that are in memory together."""
         return [[chunk] for chunk in self.chunks(len(ids))]
 
-    def group(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-        cuts: list[slice],
-    ) -> ClientResult:
-        """Run the chunks `cuts` of these clients, with the bits of one chunk after another."""
-        if len(cuts) == 1:
-            return self.run_chunk(round, ids, message, client_state, splits)
-        parts = (
-            self.run_chunk(
-                round,
-                ids[here],
-                message.for_clients(here),
-                pytree.index(client_state, here),
-                splits,
-            )
-            for here in map(chunk_index, cuts)
-        )
-        return pytree.concat_stream(parts, len(ids))
+    def run_group(self, request: CohortRequest, chunks: list[slice]) -> ClientResult:
+        """Run the chunks of these clients, with the bits of one chunk after another."""
+        if len(chunks) == 1:
+            return self.run_chunk(request)
+        results = (self.run_chunk(request.part(chunk_index(chunk))) for chunk in chunks)
+        return pytree.concat_stream(results, len(request.ids))
 
-    def run_clients(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> CohortResults:
+    def run_clients(self, request: CohortRequest) -> CohortResults:
         """Run the groups of chunks one after another."""
+        ids = request.ids
         with torch.no_grad():
-            groups = self.groups(ids, message)
+            groups = self.groups(ids, request.message)
             if len(groups) == 1:
-                return CohortResults.from_all_clients(
-                    ids, self.group(round, ids, message, client_state, splits, groups[0])
-                )
-
-            def replies(cuts: list[slice]) -> ClientResult:
-                here = chunk_index(slice(cuts[0].start, cuts[-1].stop))
-                own = pytree.index(client_state, here)
-                return self.group(
-                    round,
-                    ids[here],
-                    message.for_clients(here),
-                    own,
-                    splits,
-                    relative_to_first(cuts),
-                )
-
-            return CohortResults.from_all_clients(
-                ids, pytree.concat_stream(map(replies, groups), len(ids))
+                return CohortResults.from_all_clients(ids, self.run_group(request, groups[0]))
+            results = (
+                self.run_group(request.part(group_index(group)), relative_to_first(group))
+                for group in groups
             )
+            return CohortResults.from_all_clients(ids, pytree.concat_stream(results, len(ids)))
 
 
 class Loop(InProcessExecutor):
     """One client after another: obvious, the oracle of the others."""
 
-    def run_chunk(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> ClientResult:
+    def run_chunk(self, request: CohortRequest) -> ClientResult:
         """Run the clients of a chunk."""
-        each = range(len(ids))
-        return pytree.stack(
-            [
-                self.run_client(
-                    round, splits, ids[k], message.for_clients(k), pytree.index(client_state, k)
-                )
-                for k in each
-            ]
-        )
+        return pytree.stack([self.run_client(request.part(k)) for k in range(len(request.ids))])
 
 
 class Stacked(InProcessExecutor):
@@ -389,50 +328,38 @@ class Stacked(InProcessExecutor):
             return group_chunks(cuts)
         return [[chunk] for chunk in cuts]
 
-    def group(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-        cuts: list[slice],
-    ) -> ClientResult:
+    def run_group(self, request: CohortRequest, chunks: list[slice]) -> ClientResult:
         """Compute chunks as one stack if that gives the same bits, which the first round tests.
 
         Matrix products round differently at another alignment in memory (modulo 16 bytes), so that
         a client's bits depend on its place in a stack. Where all clients take part with equal
         numbers of rows and epochs, only the shapes matter: one round decides for all.
         """
-        if len(cuts) == 1:
-            return self.run_chunk(round, ids, message, client_state, splits)
-        moving = bool(
-            self.training.at(round, self.rounds).momentum
-        )  # momentum has products of other shapes
-        key = (int(ids[0]), len(ids), splits, moving)
+        if len(chunks) == 1:
+            return self.run_chunk(request)
+        # Momentum has products of other shapes.
+        has_momentum = bool(self.training.at(request.round, self.rounds).momentum)
+        key = (int(request.ids[0]), len(request.ids), request.splits, has_momentum)
         if self._can_join.get(key):
-            return self.run_chunk(round, ids, message, client_state, splits)
-        separate = super().group(round, ids, message, client_state, splits, cuts)
+            return self.run_chunk(request)
+        separate = super().run_group(request, chunks)
         if key not in self._can_join:
-            joined = self.run_chunk(round, ids, message, client_state, splits)
+            joined = self.run_chunk(request)
             pairs = zip(pytree.leaves(separate), pytree.leaves(joined), strict=True)
             self._can_join[key] = all(torch.equal(one, other) for one, other in pairs)
         return separate
 
-    def run_chunk(
-        self,
-        round: int,
-        ids: Tensor,
-        down: ServerMessage,
-        held: ClientState,
-        splits: tuple[str, ...],
-    ) -> ClientResult:
+    def run_chunk(self, request: CohortRequest) -> ClientResult:
         """Run the clients of a chunk."""
 
-        def mapped(id: Tensor, message: ServerMessage, client_state: ClientState) -> ClientResult:
-            return self.run_client(round, splits, id, message, client_state)
+        def run_one(id: Tensor, message: ServerMessage, client_state: ClientState) -> ClientResult:
+            return self.run_client(
+                request._replace(ids=id, message=message, client_state=client_state)
+            )
 
-        return over_clients(mapped, (0, down.vmap_axes(), 0), (ids, down, held), len(ids))
+        axes = (0, request.message.vmap_axes(), 0)
+        arguments = (request.ids, request.message, request.client_state)
+        return over_clients(run_one, axes, arguments, len(request.ids))
 
     @cached_property
     def _clients_are_alike(self) -> bool:
@@ -495,43 +422,43 @@ class ChunkedRound:
     def run(
         self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
     ) -> CohortResults:
-        """As the executor's own, of what the store has of these clients."""
+        """Run these clients, whose states are in the store."""
         executor = self.executor
         method = executor.method.at(round, executor.rounds)
         groups = executor.groups(ids, message)
         weights = executor.known_weights(method, ids) if self._sums_early else torch.empty(0)
-        settles = not (
+        commits_early = not (
             method.shared_param_names(executor.task)
             or method.report_ranges
             or "upload" in method.overridden_hooks
         )
-        if len(groups) == 1 or not (settles or len(weights)):
+        if len(groups) == 1 or not (commits_early or len(weights)):
             return self._run_all_at_once(round, ids, message, splits)
-        facts: list[UpdateDiagnostics] = []
+        diagnostics: list[UpdateDiagnostics] = []
         sums: list[State | None] = []
-        size = 0
+        upload_size = 0
 
-        def run_chunks(cuts: list[slice]) -> ClientResult:
+        def run_group(chunks: list[slice]) -> ClientResult:
             """Run a group of chunks; return the results without what is no longer needed."""
-            nonlocal size
-            first = cuts[0].start
-            cut = slice(first, cuts[-1].stop)
-            here = chunk_index(cut)
-            own = ids[cut].numpy()
-            inner = relative_to_first(cuts)
-            part = executor.group(
-                round, ids[here], message.for_clients(here), self.store.held(own), splits, inner
-            )
-            facts.append(UpdateDiagnostics.compute(method, message.params, part))
-            size = pytree.tree_bytes(part.update, stacked=True)
-            if settles:
-                self.store.commit(own, part.client_state, part.scores, facts[-1].is_finite)
+            nonlocal upload_size
+            rows = group_index(chunks)
+            own = ids[rows].numpy()
+            held = self.store.held(own)
+            request = CohortRequest(round, ids[rows], message.for_clients(rows), held, splits)
+            inner = relative_to_first(chunks)
+            part = executor.run_group(request, inner)
+            diagnostics.append(UpdateDiagnostics.compute(method, message.params, part))
+            upload_size = pytree.tree_bytes(part.update, stacked=True)
+            if commits_early:
+                is_finite = diagnostics[-1].is_finite
+                self.store.commit(own, part.client_state, part.scores, is_finite)
                 return replace(part, client_state=ClientState(), scores={})
-            for chunk in inner:
+            for chunk, in_group in zip(chunks, inner, strict=True):
                 everybody = torch.ones(chunk.stop - chunk.start, dtype=torch.bool)
-                up = pytree.index(part.update, chunk_index(chunk))
-                own_weights = weights[first + chunk.start : first + chunk.stop]
-                sums.append(sum_chunk(method, message.params, up, everybody, own_weights))
+                request_sum = SumRequest(method, message.params, everybody, weights[chunk])
+                sums.append(
+                    sum_chunk(request_sum, pytree.index(part.update, chunk_index(in_group)))
+                )
             return replace(
                 part,
                 update=ClientUpdate({}, metrics=part.update.metrics),
@@ -539,26 +466,24 @@ class ChunkedRound:
             )
 
         with torch.no_grad():
-            stack = pytree.concat_stream(map(run_chunks, groups), len(ids))
-        known = UpdateDiagnostics.concatenate(facts)
-        if settles:
-            return CohortResults(
-                torch.arange(len(ids)), stack, known_diagnostics=known, committed=True
-            )
+            stack = pytree.concat_stream(map(run_group, groups), len(ids))
+        everybody = torch.arange(len(ids))
+        known = UpdateDiagnostics.concatenate(diagnostics)
+        if commits_early:
+            return CohortResults(everybody, stack, known_diagnostics=known, committed=True)
 
         def recompute_uploads() -> ClientUpdate:
-            self._sums_early = (
-                False  # a client that is left out once may be left out in every round
-            )
+            # A client that is left out once may be left out in every round.
+            self._sums_early = False
             stack = self._run_all_at_once(round, ids, message, ()).stack
             assert stack is not None
             return stack.update
 
         return SummedCohortResults(
-            torch.arange(len(ids)),
+            everybody,
             stack,
             known_diagnostics=known,
-            upload_size=size,
+            upload_size=upload_size,
             chunk_sums=sums,
             known_weights=weights,
             recompute_uploads=recompute_uploads,
@@ -567,7 +492,8 @@ class ChunkedRound:
     def _run_all_at_once(
         self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
     ) -> CohortResults:
-        return self.executor.run_clients(round, ids, message, self.store.held(ids.numpy()), splits)
+        held = self.store.held(ids.numpy())
+        return self.executor.run_clients(CohortRequest(round, ids, message, held, splits))
 
 
 @dataclass
@@ -580,20 +506,12 @@ class SummedCohortResults(CohortResults):
     """Computes the uploads once more."""
     _has_uploads: bool = False
 
-    def partial_sums(
-        self,
-        method: Method,
-        global_params: Params,
-        cuts: list[slice],
-        taken: Tensor,
-        weights: Tensor | Params,
-        factors: Tensor | None = None,
-    ) -> State:
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Return the known sums, or recompute the uploads if other replies are summed."""
-        if self.weights_known(taken, weights, factors):
+        if self.sums_are_known(request):
             return add_chunk_sums(self.chunk_sums)
         self._recover_uploads()
-        return super().partial_sums(method, global_params, cuts, taken, weights, factors)
+        return super().partial_sums(request, chunks)
 
     def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
         """Recompute the uploads, and return their inner products with a direction."""
@@ -708,6 +626,11 @@ def relative_to_first(cuts: list[slice]) -> list[slice]:
     return [slice(chunk.start - first, chunk.stop - first) for chunk in cuts]
 
 
+def group_index(chunks: list[slice]) -> slice | Tensor:
+    """Return `chunk_index` of a group of neighbouring chunks."""
+    return chunk_index(slice(chunks[0].start, chunks[-1].stop))
+
+
 def chunk_index(chunk: slice) -> slice | Tensor:
     """Return an index that copies a chunk's rows unless they are the first of the stack.
 
@@ -716,35 +639,25 @@ def chunk_index(chunk: slice) -> slice | Tensor:
     return chunk if chunk.start == 0 else torch.arange(chunk.start, chunk.stop)
 
 
-def sum_chunk(
-    method: Method,
-    global_params: Params,
-    updates: ClientUpdate,
-    taken: Tensor,
-    weights: Tensor | Params,
-    factors: Tensor | None = None,
-) -> State | None:
+def sum_chunk(request: SumRequest, updates: ClientUpdate) -> State | None:
     """Compute the method's partial sums over one chunk.
 
     Args:
-        method: The method.
-        global_params: The model that the clients were sent.
+        request: The sums, with mask, weights and factors of this chunk alone.
         updates: The updates of the chunk, stacked `[K, ...]`.
-        taken: Mask `[K]` of the updates to sum.
-        weights: Weights of the updates that are taken.
-        factors: By which their changes are shrunk; None if none is.
 
     Returns:
-        The sums; None if no update is taken.
+        The sums; None if no update is accepted.
     """
-    if not bool(taken.any()):
+    accepted = request.accepted
+    if not bool(accepted.any()):
         return None
-    if not bool(taken.all()):
-        updates = pytree.index(updates, taken)
-    if factors is not None:
-        updates = shrink_update(updates, global_params, factors)
+    if not bool(accepted.all()):
+        updates = pytree.index(updates, accepted)
+    if request.factors is not None:
+        updates = shrink_update(updates, request.global_params, request.factors)
     contiguous: ClientUpdate = pytree.map_leaves(lambda value: value.contiguous(), updates)
-    return method.partial_sums(global_params, contiguous, weights)
+    return request.method.partial_sums(request.global_params, contiguous, request.weights)
 
 
 def add_chunk_sums(parts: list[State | None]) -> State:

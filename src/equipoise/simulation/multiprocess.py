@@ -17,13 +17,12 @@ from equipoise.core import (
     ClientResult,
     ClientState,
     ClientUpdate,
-    Method,
     Params,
     ServerMessage,
     State,
 )
 from equipoise.simulation import executors
-from equipoise.simulation.aggregation_guard import UpdateDiagnostics, update_dots
+from equipoise.simulation.aggregation_guard import SumRequest, UpdateDiagnostics, update_dots
 from equipoise.simulation.client_store import (
     CLIENT_STATE_NAMES,
     ClientStore,
@@ -32,6 +31,7 @@ from equipoise.simulation.client_store import (
     missing_rows,
 )
 from equipoise.simulation.executors import (
+    CohortRequest,
     CohortResults,
     Executor,
     InProcessExecutor,
@@ -107,18 +107,13 @@ class Worker:
         if not len(ids):
             return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
         held = self.store.held(self._ids)
+        request = CohortRequest(round, ids, down, held, tuple(call["splits"]))
         self.store.prefetch(call["next"].numpy())
         facts: list[UpdateDiagnostics] = []
         started = time.perf_counter()
         for first, last in call["cuts"]:
             here = executors.chunk_index(slice(first, last))
-            part = self.inner.run_chunk(
-                round,
-                ids[here],
-                down.for_clients(here),
-                pytree.index(held, here),
-                tuple(call["splits"]),
-            )
+            part = self.inner.run_chunk(request.part(here))
             facts.append(UpdateDiagnostics.compute(self._method, down.params, part))
             self._parts.append(part)
         seconds = time.perf_counter() - started
@@ -168,11 +163,14 @@ class Worker:
             here = taken[first : first + clients]
             count = int(here.sum())
             counted = slice(used, used + count)
-            mine = pytree.index(weights, counted)
-            shrunk = None if factors is None else factors[counted]
-            found[str(number)] = executors.sum_chunk(
-                self._method, self._sent, part.update, here, mine, shrunk
+            request = SumRequest(
+                self._method,
+                self._sent,
+                here,
+                pytree.index(weights, counted),
+                None if factors is None else factors[counted],
             )
+            found[str(number)] = executors.sum_chunk(request, part.update)
             first = first + clients
             used = used + count
         return {"sums": found}
@@ -345,15 +343,11 @@ class MultiProcessExecutor(Executor):
         """Remember which clients the next round is likely to ask."""
         self._next = torch.from_numpy(ids)
 
-    def run_clients(
-        self,
-        round: int,
-        ids: Tensor,
-        message: ServerMessage,
-        client_state: ClientState,
-        splits: tuple[str, ...],
-    ) -> CohortResults:
+    def run_clients(self, request: CohortRequest) -> CohortResults:
         """Assign the chunks to processes, and let all of them run."""
+        round = request.round
+        ids = request.ids
+        message = request.message
         training = self.training.at(round, self.rounds)
         cuts = self.chunks(len(ids))
         epochs = (
@@ -384,7 +378,7 @@ class MultiProcessExecutor(Executor):
                     **{
                         "do": "run",
                         "round": round,
-                        "splits": list(splits),
+                        "splits": list(request.splits),
                         "ids": ids[part],
                         "next": self._next,
                     },
@@ -565,22 +559,14 @@ class RemoteCohortResults(CohortResults):
         assert self.executor is not None
         self.executor.settle([taken[rows] for rows in self.rows_by_process])
 
-    def partial_sums(
-        self,
-        method: Method,
-        global_params: Params,
-        cuts: list[slice],
-        taken: Tensor,
-        weights: Tensor | Params,
-        factors: Tensor | None = None,
-    ) -> State:
+    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Add the sums of all chunks in their order."""
         answers = self.chunk_sums
-        if not self.weights_known(taken, weights, factors):
+        if not self.sums_are_known(request):
             assert self.executor is not None
             # A client whose weight is bounded once is likely to be so in every round.
             self.executor.sums_early = False
-            answers = self._ask(taken, weights, factors)
+            answers = self._ask(request)
         turn = [0] * len(answers)
         parts: list[State | None] = []
         for process in self.process_of_chunk:
@@ -597,15 +583,17 @@ class RemoteCohortResults(CohortResults):
         order = torch.cat(self.rows_by_process).argsort()
         return found[order][taken]
 
-    def _ask(self, taken: Tensor, weights: Tensor | Params, factors: Tensor | None) -> list[State]:
+    def _ask(self, request: SumRequest) -> list[State]:
+        """Let each process sum its chunks."""
         assert self.executor is not None
-        places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
+        places = request.accepted.cumsum(0) - 1  # of an accepted reply, among the weights
         calls = []
         for rows in self.rows_by_process:
-            here = taken[rows]
+            here = request.accepted[rows]
             own = places[rows][here]
-            call: State = {"do": "sums", "taken": here, "weights": pytree.index(weights, own)}
-            if factors is not None:
-                call["factors"] = factors[own]
+            weights = pytree.index(request.weights, own)
+            call: State = {"do": "sums", "taken": here, "weights": weights}
+            if request.factors is not None:
+                call["factors"] = request.factors[own]
             calls.append(call)
         return [answer["sums"] for answer in self.executor.ask(calls)]

@@ -58,6 +58,7 @@ from equipoise.simulation.executor_selection import EXECUTORS, MakeExecutor
 from equipoise.simulation.executors import (
     AsyncExecutor,
     ChunkedRound,
+    CohortRequest,
     CohortResults,
     InProcessExecutor,
     PendingScores,
@@ -358,7 +359,9 @@ class FederatedSimulation:
         if self.chunked_round is not None:
             return self.chunked_round.run(round, client_ids, message, current.splits)
         client_state = self.store.held(client_ids.numpy())
-        return self.executor.run_clients(round, client_ids, message, client_state, current.splits)
+        return self.executor.run_clients(
+            CohortRequest(round, client_ids, message, client_state, current.splits)
+        )
 
     def _end_of_round(
         self, server: Server, ids: Tensor, results: CohortResults | None, bytes_down: Tensor

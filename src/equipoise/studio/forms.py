@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.config.schema import to_config_value
+from equipoise.experiment.compare import first_methods, method_and_model
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.families import Family, by_family
 from equipoise.settings.option_registry import options
@@ -107,13 +108,17 @@ def option_groups(task: str = "tables") -> dict[str, list[FormField]]:
 
 def default_methods() -> tuple[str, ...]:
     """Return the methods that a comparison on tables runs unless others are named."""
-    return find_task("tables").first_methods
+    return first_methods(find_task("tables"))
 
 
 def method_families() -> dict[str, list[str]]:
-    """Return the names of the methods that learn from data, by the title of their family."""
+    """Return the methods that learn from data, by the title of their family.
+
+    Methods with a model of their own that a comparison runs by default stand after the others.
+    """
+    labels = [label for label in default_methods() if method_and_model(label)[1]]
     return {
-        family.title: list(methods)
+        family.title: [*methods, *(one for one in labels if method_and_model(one)[0] in methods)]
         for family, methods in by_family().items()
         if family is not Family.AGENTS
     }
@@ -140,7 +145,7 @@ def comparison_arguments(form: Mapping[str, str], data: Path, out: Path) -> list
     methods = methods or list(default_methods())
     known = all_methods()
     for name in methods:
-        if name not in known:
+        if method_and_model(name)[0] not in known:
             raise UsageError(f"there is no method '{name}'{did_you_mean(name, known)}")
     effort = next((item for item in EFFORTS if item.name == form.get("effort")), EFFORTS[0])
     arguments = ["compare", "--methods", ",".join(methods), "--task", "tables"]

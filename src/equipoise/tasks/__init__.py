@@ -36,7 +36,9 @@ class TaskSpec:
     patience: int = 0
     """Evaluations without a better validation score after which a run stops; 0 for never."""
     first_methods: tuple[str, ...] = ("fedavg", "local", "finetune")
-    """Methods that a comparison runs unless others are named. A tie goes to the first of them."""
+    """Methods that a comparison runs unless others are named, the simplest first; `method@model`
+    gives one another model. Of candidates that validation rows cannot tell apart the first is
+    chosen."""
     in_python: bool = False
     """Whether it was made by the user's own Python code, and cannot be found again by its name."""
 

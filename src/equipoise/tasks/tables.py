@@ -78,7 +78,8 @@ class TablesConfig(TableLearningConfig):
     """Options of the task `tables`: where the files are and what their columns mean."""
 
     data: str = option(
-        "", "folder with one CSV or Parquet file per client, or one file with a client column"
+        "",
+        "folder with one CSV, Parquet or Excel file per client, or one file with a client column",
     )
     client_column: str = option("client", "column that names the client, where all are in one file")
     window: int = option(
@@ -96,7 +97,7 @@ class TablesConfig(TableLearningConfig):
         if not self.data:
             raise UsageError(
                 "task 'tables' needs --data: "
-                "a folder with one CSV or Parquet file per client, or one file"
+                "a folder with one CSV, Parquet or Excel file per client, or one file"
             )
         return Path(self.data).expanduser()
 
@@ -195,7 +196,7 @@ SPEC = TaskSpec(
     models=("mlp", "linear", "cnn1d", TREES, AUTO_MODEL),
     build=build,
     patience=10,
-    first_methods=("autopilot", "fedavg", "local"),
+    first_methods=("autopilot@linear", "autopilot", "fedavg", "local"),
 )
 
 

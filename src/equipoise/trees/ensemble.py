@@ -9,6 +9,7 @@ names begin with `own_`). Unused trees have no splits and the value 0.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from equipoise.trees.arrays import CATEGORY_BITS, Floats, Floats32, Ints
 from equipoise.trees.config import TreeOptions
 from equipoise.utils.pytree import Params
 
+HAS_KERNELS = find_spec("numba") is not None
+"""Whether trees can be grown here; ensembles predict without kernels too, only slower."""
 NO_FEATURE = -1.0
 """Feature of a leaf."""
 NO_NODE = -1.0
@@ -210,6 +213,7 @@ class TreeEnsemble(nn.Module):
 
     base: Tensor
     progress: Tensor
+    num_categories: Tensor
     own_count: Tensor
 
     def __init__(self, num_outputs: int, params: Params) -> None:
@@ -226,13 +230,32 @@ class TreeEnsemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, standardised values or log risks `[n, outputs]`."""
-        outputs = self.base + torch.zeros_like(x[:, :1], dtype=torch.float64)
-        for prefix, count in (("", self.progress[TREE]), (OWN, self.own_count[0])):
-            if int(count):
-                outputs = outputs + self._sum_leaves(x, prefix, int(count))
+        is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if is_traced or not HAS_KERNELS:
+            outputs = self.base + torch.zeros_like(x[:, :1], dtype=torch.float64)
+            for prefix, count in (("", self.progress[TREE]), (OWN, self.own_count[0])):
+                if int(count):
+                    outputs = outputs + self._sum_leaves(x, prefix, int(count))
+        else:  # the kernel of training, which is faster
+            outputs = torch.from_numpy(margins_of(dict(self.named_buffers()), x.numpy()).T)
         if outputs.shape[1] != self.num_outputs:  # two classes have one margin, the log odds
             outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
         return outputs.float()
+
+    def with_codes(self, x: Tensor) -> Tensor:
+        """Return inputs `[n, F]` that rows can have, to compare two versions of the model.
+
+        Categories become codes, and the diagonal of the table missing values.
+
+        Args:
+            x: Numbers of any size.
+        """
+        count = self.num_categories.clamp(min=1)
+        codes = torch.floor(x.abs() * 1000) % count
+        x = torch.where(self.num_categories > 0, codes, x).float()
+        rows = torch.arange(len(x))
+        x[rows, rows % x.shape[1]] = MISSING_INPUT
+        return x
 
     def _sum_leaves(self, x: Tensor, prefix: str, count: int) -> Tensor:
         """Return the sums of the first trees `[n, C]`, in operations that can be exported."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -95,6 +96,7 @@ def _inode(path: Path) -> int | None:
 
 DISK = Disk()  # tests put one in its place that fails
 LOCK_FILE = ".lock"
+LOCK_POLL_SECONDS = 0.05
 TEMPORARY_PREFIX = ".tmp"  # safetensors has the same for its own temporary files
 
 
@@ -241,6 +243,18 @@ def locked(folder: Path) -> Iterator[None]:
             f"'{folder}' is in use by process {owner or '?'}: "
             "wait for it to end, or choose another folder"
         )
+    try:
+        yield
+    finally:
+        DISK.unlock(path, file)
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, after waiting for a process that holds it."""
+    path = folder / LOCK_FILE
+    while (file := DISK.lock(path)) is None:
+        time.sleep(LOCK_POLL_SECONDS)
     try:
         yield
     finally:

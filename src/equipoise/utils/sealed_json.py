@@ -1,7 +1,8 @@
 """Small JSON files of a node, each with a digest of its own content.
 
 A node's records (spent privacy, updates given to secure sums, rounds of a day) decide what may
-leave it. A damaged one must stop the node, not start it anew.
+leave it. A damaged or deleted one must stop the node, not start it anew. So an index beside them
+names the records that there are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 DIGEST_KEY = "sha256"
+INDEX = "records.json"
 
 
 def write_sealed(path: Path, table: dict[str, Any]) -> None:
@@ -25,7 +27,11 @@ def write_sealed(path: Path, table: dict[str, Any]) -> None:
         table: A JSON object.
     """
     io.make_folder(path.parent, private=True)
-    io.write_text(path, json.dumps({**table, DIGEST_KEY: _digest(table)}))
+    _write(path, table)
+    # After the record: a crash in between leaves a record that the next write adds to the index.
+    names = _indexed(path.parent)
+    if path.name not in names:
+        _write(path.parent / INDEX, {"records": sorted([*names, path.name])})
 
 
 def read_sealed(path: Path, lost: str) -> dict[str, Any] | None:
@@ -36,13 +42,33 @@ def read_sealed(path: Path, lost: str) -> dict[str, Any] | None:
         lost: What is not known if the file is damaged, for the error.
 
     Returns:
-        The JSON object; None if there is no file.
+        The JSON object; None if the file was never written.
 
     Raises:
-        UsageError: If the file does not match its digest.
+        UsageError: If the file does not match its digest, or was deleted.
     """
-    if not path.exists():
-        return None
+    if path.exists():
+        return _read(path, lost)
+    if path.name in _indexed(path.parent):
+        raise UsageError(f"'{path}' was deleted: {lost}; bring it back from a copy")
+    return None
+
+
+def _indexed(folder: Path) -> list[str]:
+    """Return the names of the records that were written in a folder."""
+    index = folder / INDEX
+    if not index.exists():
+        return []
+    return list(_read(index, "this client's records are not known")["records"])
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
+    """Write a table with its digest."""
+    io.write_text(path, json.dumps({**table, DIGEST_KEY: _digest(table)}))
+
+
+def _read(path: Path, lost: str) -> dict[str, Any]:
+    """Read a table, and compare it with its digest."""
     try:
         table = json.loads(io.read_text(path))
         if table.pop(DIGEST_KEY) == _digest(table):

@@ -45,12 +45,27 @@ def read_csv(path: Path, client_column: str = "") -> Table:
     Raises:
         UsageError: If the file cannot be read.
     """
-    memory_pool = pa.default_memory_pool()
     data = _read_bytes(path)
     head = _first_lines(data)
     if "\ufffd" in head:
         _decode(data, path)
-    separator = _detect_separator(head)
+    return parse_csv(data, _detect_separator(head), path, client_column)
+
+
+def parse_csv(data: bytes, separator: str, path: Path, client_column: str = "") -> Table:
+    """Parse the bytes of a CSV file.
+
+    Args:
+        data: UTF-8 without byte order mark, ending with a line break.
+        separator: The separator of cells.
+        path: The file, for errors.
+        client_column: The column that names clients, if there is one.
+
+    Raises:
+        UsageError: If the bytes are no table.
+    """
+    memory_pool = pa.default_memory_pool()
+    head = _first_lines(data)
     names = _column_names(head, separator, path)
     cells, row_numbers = _read_cells(data, separator, len(names), path)
     del data

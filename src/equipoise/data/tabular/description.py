@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 import numpy as np
 
 from equipoise.data.federated_dataset import Target
+from equipoise.data.tabular.columns import MISSING_NUMBER_TEXTS
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.dates import SECONDS_PER_DAY, Floats
-from equipoise.data.tabular.diagnostics import Diagnostic
+from equipoise.data.tabular.diagnostics import Diagnostic, list_rows
 from equipoise.data.tabular.exchange import FittedColumns
 from equipoise.data.tabular.pipeline import prepare_tables
 from equipoise.data.tabular.preprocessing import Category, Date, DroppedColumn, Encoder, Number
@@ -20,6 +21,7 @@ from equipoise.data.tabular.statistics import moments
 from equipoise.data.tabular.table import ClientTables, Table
 
 MAX_LISTED_CATEGORIES = 6
+MAX_LISTED_TEXTS = 3
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,46 @@ def describe_tables(
         _describe_client(name, num_raw_rows[name], table, fitted)
         for name, table in prepared.tables.clients.items()
     ]
+    unread = _unread_numbers(prepared.tables, fitted, prepared.diagnostics)
     return Description(
-        tables.source, fitted.target, tuple(clients), tuple(columns), prepared.diagnostics
+        tables.source,
+        fitted.target,
+        tuple(clients),
+        tuple(columns),
+        (*prepared.diagnostics, *unread),
     )
+
+
+def _unread_numbers(
+    tables: ClientTables, fitted: FittedColumns, known: Sequence[Diagnostic]
+) -> list[Diagnostic]:
+    """Report cells of number columns that are no numbers in rows that are not trained on.
+
+    Those of training rows are known from the sums that clients send.
+
+    Args:
+        tables: All rows of all clients.
+        fitted: What columns become.
+        known: What was reported before.
+    """
+    reported = {(one.client, one.column) for one in known}
+    diagnostics = []
+    for name in [column.name for column in fitted.encoders if isinstance(column, Number)]:
+        for client, table in tables.clients.items():
+            codes, texts = table.columns[name].labels
+            is_text = np.isnan(table.columns[name].numbers) & (codes >= 0)
+            rows = [
+                (texts[codes[row]], int(table.row_numbers[row]))
+                for row in np.flatnonzero(is_text)
+                if texts[codes[row]].lower() not in MISSING_NUMBER_TEXTS
+            ]
+            if not rows or (client, name) in reported:
+                continue
+            examples = ", ".join(sorted({repr(text) for text, _ in rows})[:MAX_LISTED_TEXTS])
+            where = list_rows([number for _, number in rows])
+            text = f"{examples} in {where} is no number: taken as missing"
+            diagnostics.append(Diagnostic(text, False, client, name))
+    return diagnostics
 
 
 def _describe_column(column: Encoder | DroppedColumn, tables: ClientTables) -> ColumnDescription:

@@ -1,7 +1,10 @@
-"""Read tables: CSV and Parquet files, and frames of pandas, Arrow or Python."""
+"""Read tables: CSV and Parquet files, spreadsheets, and frames of pandas, Arrow or Python."""
 
 from __future__ import annotations
 
+import csv
+import importlib
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,14 +23,14 @@ from equipoise.data.tabular.columns import (
     format_number,
 )
 from equipoise.data.tabular.config import TableConfig, parse_names
-from equipoise.data.tabular.csv_reader import read_csv
+from equipoise.data.tabular.csv_reader import parse_csv, read_csv
 from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows, raise_problems
 from equipoise.data.tabular.table import ClientTables, Table, TableLike
-from equipoise.utils.errors import UsageError, did_you_mean
+from equipoise.utils.errors import UsageError, did_you_mean, install_hint
 
 SERVER = "server"
 """The name of the file in a folder (or table in Python) that holds the server's own rows."""
-SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 
 
 # ------------------------------------------------------------------------- tables of all clients
@@ -37,7 +40,7 @@ def read_tables(path: Path, client_column: str, config: TableConfig) -> ClientTa
     """Read the rows of all clients.
 
     Args:
-        path: A folder with one CSV or Parquet file per client, or one file with a client column.
+        path: A folder with one file per client (see `READERS`), or one file with a client column.
         client_column: The column that names the client, where all are in one file.
         config: Options of tables.
 
@@ -149,8 +152,7 @@ def _read_folder(path: Path) -> tuple[ClientTables, list[Diagnostic]]:
     clients: dict[str, Table] = {}
     server = None
     diagnostics: list[Diagnostic] = []
-    suffixes = {*READERS, *SPREADSHEETS}
-    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes):
+    for file in sorted(file for file in path.iterdir() if file.suffix.lower() in READERS):
         client = file.stem
         try:
             table = read_table(file)
@@ -228,7 +230,7 @@ def _drop(tables: ClientTables, names: frozenset[str]) -> ClientTables:
 
 
 def read_table(path: Path, client_column: str = "") -> Table:
-    """Read one CSV or Parquet file.
+    """Read one CSV file, Parquet file or spreadsheet.
 
     Args:
         path: The file.
@@ -238,11 +240,6 @@ def read_table(path: Path, client_column: str = "") -> Table:
         UsageError: If the file cannot be read.
     """
     suffix = path.suffix.lower()
-    if suffix in SPREADSHEETS:
-        raise UsageError(
-            f"'{path}' is a spreadsheet: save each sheet as 'CSV UTF-8' (File, Save as) and give "
-            "that file"
-        )
     if suffix not in READERS:
         raise UsageError(f"'{path}' is neither .csv nor .parquet")
     return READERS[suffix](path, client_column)
@@ -336,7 +333,45 @@ def _read_parquet(path: Path, client_column: str) -> Table:
         raise UsageError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
 
 
-# -------------------------------------------------------------------------------------- CSV files
+def _read_spreadsheet(path: Path, client_column: str) -> Table:
+    """Read the sheet of a spreadsheet that has rows, as if it had been saved as CSV."""
+    save_as_csv = "save the sheet as 'CSV UTF-8' (File, Save as) and give that file"
+    try:
+        calamine = importlib.import_module("python_calamine")
+    except ImportError as error:
+        raise UsageError(
+            f"'{path}' is a spreadsheet: {save_as_csv}, or {install_hint('excel')}"
+        ) from error
+    try:
+        with calamine.CalamineWorkbook.from_path(path) as workbook:
+            sheets = {
+                name: workbook.get_sheet_by_name(name).to_python(skip_empty_area=False)
+                for name in workbook.sheet_names
+            }
+    except (OSError, ValueError, calamine.CalamineError) as error:
+        raise UsageError(f"'{path}' cannot be read: {error}; {save_as_csv}") from error
+    filled = {name: rows for name, rows in sheets.items() if any(map(any, rows))}
+    if not filled:
+        raise UsageError(f"'{path}' has no rows: remove it or fill it")
+    if len(filled) > 1:
+        names = list_names(list(filled))
+        raise UsageError(f"'{path}' has rows in several sheets, {names}: {save_as_csv}")
+    text = io.StringIO()
+    writer = csv.writer(text)
+    for row in next(iter(filled.values())):
+        writer.writerow([_cell_text(cell) for cell in row])
+    return parse_csv(text.getvalue().encode(), ",", path, client_column)
 
 
-READERS: dict[str, Callable[[Path, str], Table]] = {".csv": read_csv, ".parquet": _read_parquet}
+def _cell_text(cell: object) -> str:
+    """Write a cell of a spreadsheet as in a CSV file; whole numbers have no decimal point."""
+    if isinstance(cell, float):
+        return str(int(cell)) if cell.is_integer() else repr(cell)
+    return str(cell)
+
+
+READERS: dict[str, Callable[[Path, str], Table]] = {
+    ".csv": read_csv,
+    ".parquet": _read_parquet,
+    **dict.fromkeys(SPREADSHEETS, _read_spreadsheet),
+}

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from equipoise.data.federated_dataset import AnyArray, Target
+from equipoise.data.federated_dataset import AnyArray, Ints, Target
 from equipoise.data.tabular.columns import Column
 from equipoise.data.tabular.dates import Floats, cyclic_feature_names, cyclic_features
 from equipoise.data.tabular.io import table_from_values
@@ -53,7 +53,15 @@ class Number(Record, frozen=True, rename={"marks_missing": "missing"}):
 
     def encode(self, column: Column) -> Floats:
         """Return the features `[n, 1]`."""
-        return ((self.fill(column) - self.mean) / self.scale)[:, None]
+        return self.encode_values(self.fill(column))
+
+    def encode_values(self, values: Floats) -> Floats:
+        """Return the features `[n, 1]` of known numbers `[n]`."""
+        return ((values - self.mean) / self.scale)[:, None]
+
+    def decode(self, features: Floats) -> Floats:
+        """Return the numbers `[n]` of features `[n, 1]`."""
+        return features[:, 0] * self.scale + self.mean
 
     @property
     def tree_features(self) -> tuple[str, ...]:
@@ -106,10 +114,20 @@ class Category(
         """Return the features `[n, f]`."""
         codes, labels = column.labels
         place = {value: i for i, value in enumerate(self.values)}
+        places = [place.get(label, len(self.values)) for label in labels]
+        return self.encode_values(np.array([*places, place[self.most_frequent]])[codes])
+
+    def encode_values(self, codes: Floats | Ints) -> Floats:
+        """Return the features `[n, f]` of codes `[n]`: places in `values`, rare values behind."""
         num_values = len(self.values)
-        places = [place.get(label, num_values) for label in labels]
         one_hot: Floats = np.eye(num_values + 1)[:, : num_values + self.has_other]
-        return one_hot[np.array([*places, place[self.most_frequent]])[codes], -len(self.features) :]
+        return one_hot[codes.astype(np.int64), -len(self.features) :]
+
+    def decode(self, features: Floats) -> Floats:
+        """Return the codes `[n]` of features `[n, f]`; NaN for values that no client had."""
+        if features.shape[1] < self.num_codes:  # of two values, the feature of the second
+            return (features[:, 0] > 0.5).astype(np.float64)
+        return np.where((features > 0.5).any(1), features.argmax(1).astype(np.float64), np.nan)
 
     @property
     def tree_features(self) -> tuple[str, ...]:
@@ -177,9 +195,16 @@ class Date(
 
     def encode(self, column: Column) -> Floats:
         """Return the features `[n, f]`."""
-        days = self.fill(column)
+        return self.encode_values(self.fill(column))
+
+    def encode_values(self, days: Floats) -> Floats:
+        """Return the features `[n, f]` of known days `[n]`."""
         scaled = ((days - self.mean) / self.scale)[:, None]
         return np.concatenate([scaled, cyclic_features(days, self.format, self.has_time)], axis=1)
+
+    def decode(self, features: Floats) -> Floats:
+        """Return the days `[n]` of features `[n, f]`."""
+        return features[:, 0] * self.scale + self.mean
 
     @property
     def tree_features(self) -> tuple[str, ...]:
@@ -307,6 +332,65 @@ class Preprocessor(
             if encoder.marks_missing:
                 parts.append(encoder.is_missing(column)[:, None].astype(np.float64))
         return np.concatenate(parts, axis=1).astype(np.float32)
+
+    def feature_places(self, column: str) -> Ints:
+        """Return the places of a column's features among the inputs, its mark of missing last."""
+        sizes = {
+            encoder.name: len(encoder.tree_features if self.for_trees else encoder.features)
+            for encoder in self.encoders
+        }
+        names = list(sizes)
+        start = sum(sizes[name] for name in names[: names.index(column)])
+        places = list(range(start, start + sizes[column]))
+        marked = [e.name for e in self.encoders if e.marks_missing and not self.for_trees]
+        if column in marked:
+            places.append(sum(sizes.values()) + marked.index(column))
+        return np.array(places)
+
+    def encode_values(self, column: str, values: Floats, client: str | None = None) -> Floats:
+        """Return the features of a column with known values, such as those of a grid.
+
+        Args:
+            column: Name of an input column.
+            values: Numbers, days or codes of categories `[n]`.
+            client: The client whose own scales are used, if it has any.
+
+        Returns:
+            Features `[n, f]` in the order of `feature_places`.
+        """
+        encoder = self._encoder_of(column, client)
+        if self.for_trees and isinstance(encoder, Category):
+            return values[:, None]
+        features = encoder.encode_values(values)
+        if self.for_trees or not encoder.marks_missing:
+            return features
+        return np.concatenate([features, np.zeros((len(values), 1))], axis=1)
+
+    def decode_values(self, column: str, x: Floats, client: str | None = None) -> Floats:
+        """Return the values of a column in inputs of the model: the inverse of `encode_values`.
+
+        Args:
+            column: Name of an input column.
+            x: Inputs `[n, features]`.
+            client: The client whose own scales were used, if it has any.
+
+        Returns:
+            Numbers, days or codes `[n]`; NaN where they were missing.
+        """
+        encoder = self._encoder_of(column, client)
+        places = self.feature_places(column)
+        features = x[:, places]
+        if self.for_trees:
+            codes = features[:, 0]
+            values = codes if isinstance(encoder, Category) else encoder.decode(features)
+            return np.where(codes > MISSING_INPUT / 10, values, np.nan)
+        if not encoder.marks_missing:
+            return encoder.decode(features)
+        return np.where(features[:, -1] > 0.5, np.nan, encoder.decode(features[:, :-1]))
+
+    def _encoder_of(self, column: str, client: str | None) -> Encoder:
+        """Return the encoder of a column."""
+        return next(one for one in self._encoders_of(client) if one.name == column)
 
     def transform_target(self, table: Table) -> AnyArray:
         """Read the targets `[n, ...]` of rows whose target is known; see `Target`."""

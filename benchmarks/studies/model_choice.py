@@ -1,0 +1,133 @@
+"""What `--method autopilot --model auto` takes on natural tables, beside each family alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.lab import Cell, Results, Study
+from benchmarks.lab.tables import spread, table
+from benchmarks.studies.trees import FILES, SGD
+from equipoise.experiment.model_choice import (
+    CANDIDATES,
+    row_losses,
+    simplest_within_error,
+    with_model,
+)
+from equipoise.experiment.row_outputs import PERSONAL, RowOutputs
+from equipoise.experiment.runner import build_task, run
+from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.metrics import higher_is_better
+
+SPLITS = tuple(range(30, 38))
+"""The rule was chosen on other splits, 20 to 24."""
+LARGE = {"airlines": 2}
+"""Tables of which only some splits are computed: a split takes minutes, and trees are far ahead."""
+MARGIN = 0.005
+"""Largest loss against the best family that is aimed at; of errors, as a share of the error."""
+
+
+def options(data: str, seed: int) -> dict[str, Any]:
+    """The options of a run: those of the study `trees`, with the family left open."""
+    given = {"task": "tables", **FILES[data], "data": str(FILES[data]["data"]), "seed": seed}
+    if data == "villages":
+        given["missing_site"] = "drop"
+    return {**given, **SGD, "eval_every": 1000, "method": "autopilot", "model": "auto"}
+
+
+def cells(results: Results) -> list[Cell]:
+    """Split by split, so that whenever time is up all tables have nearly the same splits."""
+    return [
+        Cell({"data": data, "seed": seed}, options(data, seed))
+        for seed in SPLITS
+        for data in FILES
+        if seed - SPLITS[0] < LARGE.get(data, len(SPLITS))
+    ]
+
+
+def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Run the families as `--model auto` does; keep losses, test scores and the choice."""
+    settings = ExperimentConfig.from_options(dict(cell.options))
+    metric = FILES[cell.axes["data"]]["metric"]
+    losses = {}
+    scores = {}
+    seconds = {}
+    for family in CANDIDATES:
+        trial = with_model(settings, family)
+        start = time.process_time()
+        run(trial, folder / family, overwrite=True)
+        seconds[family] = round(time.process_time() - start, 1)
+        task = build_task(trial)
+        assert isinstance(task, ExamplesTask)
+        place = RunFolder(folder / family)
+        rows = RowOutputs.from_tensors(place.outputs("val").read_tensors(), task.info.client_names)
+        losses[family] = row_losses(rows, task.objective, PERSONAL)
+        column = place.read_table(place.clients)[f"personal_{metric}"]
+        scores[family] = round(fmean(value for value in column if math.isfinite(value)), 5)
+    return {
+        "taken": simplest_within_error(losses),
+        "rows": len(losses[CANDIDATES[0]]),
+        "losses": {family: round(float(own.mean()), 5) for family, own in losses.items()},
+        "scores": scores,
+        "seconds": seconds,
+    }
+
+
+def choices(results: Results) -> list[str]:
+    """Scores of the families and of the choice, and how far the choice is below the best."""
+    rows = []
+    for data, file in FILES.items():
+        found = results.where(data=data)
+        if not found:
+            continue
+        metric = file["metric"]
+        digits = 3 if metric == "rmse" else 4
+        sign = 1.0 if higher_is_better(metric) else -1.0
+        by_family = {f: [one["scores"][f] for one in found] for f in CANDIDATES}
+        auto = [one["scores"][one["taken"]] for one in found]
+        best = max(CANDIDATES, key=lambda family: sign * fmean(by_family[family]))
+        gaps = [sign * (b - a) for a, b in zip(auto, by_family[best], strict=True)]
+        if metric == "rmse":
+            gaps = [100 * gap / b for gap, b in zip(gaps, by_family[best], strict=True)]
+        taken = [one["taken"] for one in found]
+        rows.append(
+            [
+                data,
+                metric,
+                len(found),
+                found[0]["rows"],
+                *(spread(by_family[family], digits) for family in CANDIDATES),
+                ", ".join(f"{f} {taken.count(f)}" for f in CANDIDATES if f in taken),
+                spread(auto, digits),
+                spread(gaps, 1 if metric == "rmse" else 4) + (" %" if metric == "rmse" else ""),
+            ]
+        )
+    head = ["table", "score", "splits", "validation rows", *CANDIDATES]
+    return table([*head, "auto takes", "auto", "below the best family"], rows)
+
+
+def costs(results: Results) -> list[str]:
+    """Processor seconds of each family, and of `--model auto`."""
+    rows = []
+    for data in FILES:
+        found = results.where(data=data)
+        if not found:
+            continue
+        each = {family: fmean(one["seconds"][family] for one in found) for family in CANDIDATES}
+        again = fmean(one["seconds"][one["taken"]] for one in found)
+        rows.append([data, *(round(value, 1) for value in each.values())])
+        rows[-1].append(round(sum(each.values()) + again, 1))
+    return table(["table", *CANDIDATES, "auto: all, and the chosen once more"], rows)
+
+
+STUDY = Study(
+    name="model_choice",
+    cells=cells,
+    measure=measure,
+    tables={"choices": choices, "costs": costs},
+)
