@@ -57,7 +57,9 @@ class FedDbe(Method):
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {"mean": DEFAULT_RANGE}
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"kappa": (0.1, 100.0)}
     kappa: Scheduled[float] = option(
-        50.0, "weight kappa of the mean regularisation (the authors' value for Fashion-MNIST)", low=0
+        50.0,
+        "weight kappa of the mean regularisation (the authors' value for Fashion-MNIST)",
+        low=0,
     )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
