@@ -60,6 +60,7 @@ FILES: dict[str, dict[str, Any]] = {
     "villages": {
         "data": NATURAL / "thornton.parquet",
         "client_column": "villnum",
+        "missing_site": "drop",
         "target": "got",
         "small_clients": "drop",
         "min_rows": 30,

@@ -7,6 +7,7 @@ pytest.importorskip("numba")
 
 from equipoise.data.transforms import MISSING_INPUT
 from equipoise.trees import binning, personal
+from equipoise.trees.arrays import ClientSpans
 from equipoise.trees.boosting import BoostingState, Rows, boost
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import Trees, category_words
@@ -117,7 +118,8 @@ def test_categories_are_split_into_sets():
     new = np.array([[7.0], [MISSING_INPUT], [99.0]], np.float32)
     scores = np.zeros((1, 3))
     zero = np.zeros(1, np.int64)
-    add_trees(new, zero, np.array([3]), zero, zero, 1, *grown.trees, scores)
+    everything = ClientSpans.of_one_model(zero, np.array([3]))
+    add_trees(new, everything, zero, 1, grown.trees, scores)
     assert scores[0, 0] == pytest.approx(-1.0, abs=1e-5)  # not in the set of the left
     assert scores[0, 1] == scores[0, 2]  # codes beyond all known are missing
 
@@ -349,9 +351,9 @@ def test_cleared_trees_add_nothing():
     margins = np.zeros((1, len(rows.x)))
     both = np.zeros((1, len(rows.x)))
     zero = np.zeros(1, np.int64)
-    everything = (rows.x, zero, np.array([len(rows.x)]), zero, zero)
-    add_trees(*everything, 3, *short, margins)
-    add_trees(*everything, 1, *trees, both)
+    everything = ClientSpans.of_one_model(zero, np.array([len(rows.x)]))
+    add_trees(rows.x, everything, zero, 3, short, margins)
+    add_trees(rows.x, everything, zero, 1, trees, both)
     assert (margins == both).all()
     assert isinstance(short, Trees)
 
@@ -392,7 +394,8 @@ def test_a_client_that_differs_adds_trees():
     assert count[1] > 5
     assert margins[0, 0] in (3.0, -3.0)  # the given margins do not change
     after = margins.copy()
-    add_trees(rows.x, rows.start, rows.size, np.arange(2), np.zeros(2, np.int64), 20, *trees, after)
+    spans = ClientSpans(rows.start, rows.size, np.arange(2))
+    add_trees(rows.x, spans, np.zeros(2, np.int64), 20, trees, after)
     second = slice(400, 800)
     before_loss = np.logaddexp(0, -margins[0, second] * (2 * y[second] - 1)).mean()
     after_loss = np.logaddexp(0, -after[0, second] * (2 * y[second] - 1)).mean()

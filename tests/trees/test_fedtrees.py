@@ -1,5 +1,6 @@
 """Federated boosting from the command line to the model: equality, resume, processes, targets."""
 
+import copy
 import csv
 import json
 from pathlib import Path
@@ -26,8 +27,10 @@ from equipoise.simulation.executors import Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.tables import TableLearningConfig, task_from_tables
 from equipoise.tasks.trees import TreesTask
-from equipoise.trees.boosting import Rows, boost
-from equipoise.trees.ensemble import LEVEL, STAGE, TREE, Trees
+from equipoise.trees import binning
+from equipoise.trees.boosting import Rows, boost, tables_of
+from equipoise.trees.ensemble import LEVEL, STAGE, TREE, Trees, asked_nodes, max_sum
+from equipoise.trees.objectives import sums_unit
 from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers.secure_aggregation import with_secure_aggregation
@@ -116,6 +119,7 @@ def test_the_federated_ensemble_is_the_pooled_one(kind):
         np.zeros(len(rows.start), np.int64),
         rows,
         margins,
+        unit=sums_unit(max_sum(params["limits"])),
     )
     found = Trees.from_params({name: value[None] for name, value in params.items()})
     for mine, theirs in zip(found.arrays, pooled.trees.arrays, strict=True):
@@ -356,32 +360,103 @@ def test_a_network_with_fedtrees_is_refused(tmp_path, capsys):
 # --- what a server can check, and sites that are apart
 
 
+def reply_at(simulated) -> tuple[dict, dict]:
+    """Return the model that clients are sent next, and their honest replies."""
+    task, sent = simulated.task, simulated.params
+    ids = torch.arange(4)
+    stack = {name: value.expand(4, *value.shape) for name, value in sent.items()}
+    request = LocalTrainRequest(stack, ids, ids, aux={"statistics": torch.ones(4)})
+    return sent, task.fit_stack(ids, request, {}, RngContext(0, 5, task.info.training))[0]
+
+
 def test_sums_that_no_rows_have_are_refused():
-    task = make_task()
-    simulated = simulation(task)
+    simulated = simulation(make_task())
     for _ in range(4):
         simulated.run_round()
     method = FedTrees()
-    sent = simulated.params
     ids = torch.arange(4)
-    stack = {name: value.expand(4, *value.shape) for name, value in sent.items()}
-    aux = {"statistics": torch.ones(4)}
-    request = LocalTrainRequest(stack, ids, ids, aux=aux)
-    honest = task.fit_stack(ids, request, {}, RngContext(0, 5, task.info.training))[0]
-    assert method.check_updates(sent, ClientUpdate({}, honest)) == {}
+    sent, honest = reply_at(simulated)
+    assert method.check_updates(sent, ids, ClientUpdate({}, honest), {}) == {}
     reasons = {
-        "whole": lambda sums: sums[1, ..., 2].add_(0.5),
         "below 0": lambda sums: sums[1, ..., 2].mul_(-1),
         "larger than": lambda sums: sums[1, ..., 0].mul_(-10),
-        "same rows": lambda sums: sums[1, 0, 0, 0].add_(torch.tensor([0.0, 0.0, 1.0])),
+        "same rows": lambda sums: sums[1, 0, 0, 0].add_(torch.tensor([0, 0, 1])),
         "more rows than any": lambda sums: sums[1].mul_(50),
     }
     for reason, lie in reasons.items():
         sums = honest["sums"].clone()
         lie(sums)
-        found = method.check_updates(sent, ClientUpdate({}, {"sums": sums}))
+        found = method.check_updates(sent, ids, ClientUpdate({}, {"sums": sums}), {})
         assert list(found) == [1]
         assert reason in found[1]
+
+
+def test_counts_and_losses_that_no_rows_have_are_refused():
+    task = make_task()
+    method = FedTrees()
+    ids = torch.arange(4)
+    server = Server(
+        task,
+        task.info.training,
+        task.init_params(0),
+        method.init_server(task, {"value": torch.zeros(1)}),
+        0,
+        1,
+        9,
+    )
+    message, _ = method.distribute(server, ids)
+    sent = message.params
+    most = int(task.num_examples(ids).max())
+    cells = torch.zeros(4, 3, 1024, dtype=torch.float64)
+    cells[:, :, 3] = most
+    val = torch.tensor([[8.0, 1.0]], dtype=torch.float64).repeat(4, 1)
+
+    def refused(**extra):
+        return method.check_updates(sent, ids, ClientUpdate({}, extra), {})
+
+    assert refused(cells=cells, val=val) == {}
+    for wrong, reason in (
+        (0.5, "whole"),
+        (-1.0, "below 0"),
+        (1.0, "more rows"),
+        (torch.nan, "whole"),
+    ):
+        lie = cells.clone()
+        lie[2, 1, 7] = wrong
+        assert reason in refused(cells=lie)[2]
+    for wrong in ([8.1, 1.0], [1.0, most + 1.0], [torch.nan, 1.0]):
+        lie = val.clone()
+        lie[2] = torch.tensor(wrong)
+        assert "losses" in refused(val=lie)[2]
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass", "survival"])
+def test_sums_follow_from_the_level_above(kind):
+    """Rows of a parent are in its children, in those bins that the split sends there."""
+    simulated = simulation(make_task(kind, tree_patience=0))
+    method = FedTrees()
+    ids = torch.arange(4)
+    memory: dict = {}
+    refused = 0
+    for round in range(1, 12):
+        if round > 2:
+            sent, honest = reply_at(simulated)
+            sums = honest["sums"]
+            lie = sums.clone()
+            lie[2] = sums[1]  # possible sums, of another client
+            known = copy.deepcopy(memory)
+            found = method.check_updates(sent, ids, ClientUpdate({}, {"sums": lie}), known)
+            is_root = int(sent["progress"][LEVEL]) == 0
+            assert list(found) == ([] if is_root else [2])
+            refused += len(found)
+            # Clients are compared with themselves, whoever else replies.
+            for some in (torch.tensor([3, 2]), ids):
+                known = copy.deepcopy(memory)
+                part = ClientUpdate({}, {"sums": sums[some]})
+                assert method.check_updates(sent, some, part, known) == {}
+            memory = known
+        simulated.run_round()
+    assert refused >= 6
 
 
 @pytest.mark.parametrize("attack", ["flip", "scaled", "noise", "constant", "huge"])
@@ -405,49 +480,117 @@ def pooled_auc(task, params) -> float:
     return (rank[is_ill].sum() - num_ill * (num_ill - 1) / 2) / (num_ill * (~is_ill).sum())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lie", ["extreme", "opposite"])
-def test_one_liar_of_a_hundred_costs_at_most_a_point(lie, monkeypatch):
-    """Its sums are possible ones of its rows, so that it is not left out.
-
-    A client that puts the rows of the largest client into every node that is asked for costs more
-    (6 points here): the server keeps no sums of single clients to compare with.
-    """
+def liar_tables() -> dict[str, dict[str, object]]:
+    """A hundred sites of 60 rows, but one of 300."""
     random = np.random.default_rng(0)
     tables = {}
     for site in range(100):
-        age = random.normal(size=60)
-        blood = random.normal(size=60)
-        score = age + np.sin(2 * blood) + random.normal(size=60)
+        n = 300 if site == 50 else 60
+        age = random.normal(size=n)
+        blood = random.normal(size=n)
+        score = age + np.sin(2 * blood) + random.normal(size=n)
         tables[f"{site:03}"] = {"age": age, "blood": blood, "ill": np.where(score > 0, "y", "n")}
-    options = TableLearningConfig(target="ill", trees=15, tree_bins=31, tree_patience=0)
+    return tables
 
-    def grow(is_lying):
-        whole = align_tables(tables_from_values(tables), options)
-        task = task_from_tables("tables", whole, options, "trees", TrainingConfig(), 0)
-        assert isinstance(task, TreesTask)
-        honest = task._statistics
 
-        def statistics(*about):
-            found = honest(*about)
-            if is_lying and "sums" in found:
-                sums = found["sums"][0]
-                if lie == "opposite":
-                    sums[..., 0] *= -1
-                else:  # every row has the largest gradient, and no curvature
-                    sums[..., 0] = sums[..., 2]
-                    sums[..., 1] = 0
+class Liar:
+    """Site 0 replaces what it sends."""
+
+    def __init__(self, lie: str, task: TreesTask) -> None:
+        self.lie = lie
+        self.task = task
+        self.honest = task._statistics
+        self.most = int(task.num_examples(torch.arange(100)).max())
+        self.own = int(task.num_examples(torch.arange(1))[0])
+
+    def __call__(self, ids, params, aux, seed):
+        found = self.honest(ids, params, aux, seed)
+        if ids[0] != 0:  # another part of the sites
             return found
+        if "cells" in found and self.lie == "bins":  # all its values in one narrow cell
+            found["cells"][0] = 0
+            found["cells"][0, :, 600] = self.most
+        if "val" in found and self.lie == "losses":  # more and more
+            tree = float(params["progress"][0, TREE])
+            found["val"][0, 0] = found["val"][0, 1] * min(8.0, 0.5 * tree)
+        if "sums" in found:
+            sums = found["sums"][0]
+            unit = sums_unit(max_sum(params["limits"][0]))
+            if self.lie == "opposite":
+                sums[..., 0] *= -1
+            elif self.lie == "extreme":  # every row has the largest gradient, and no curvature
+                sums[..., 0] = (sums[..., 2] / unit).to(sums.dtype)
+                sums[..., 1] = 0
+            elif self.lie == "largest":  # as many rows as the largest site, the opposite of its own
+                sums *= self.most // self.own
+                sums[..., 0] *= -1
+            elif self.lie == "every node":  # rows of the largest site in all nodes
+                self._fill(sums, params, unit, [self.most // sums.shape[1]] * sums.shape[1])
+            elif self.lie == "one leaf":  # equal rows, all of the largest gradient
+                self._fill(sums, params, unit, self._rows_in_first_bins(params))
+        return found
 
-        monkeypatch.setattr(task, "_statistics", statistics)
-        simulated = simulation(task, FedTrees(personal_trees="0"), keep=False)
-        logs = run(simulated)
-        assert not any(log.rejected for log in logs)
-        return pooled_auc(task, simulated.params)
+    def _fill(self, sums, params, unit, rows):
+        """Put rows of the largest gradient into the first bin of every column."""
+        offsets = self._offsets(params)
+        sums[:] = 0
+        for p, count in enumerate(rows):
+            sums[0, p, offsets[:-1], 0] = int(count / unit)
+            sums[0, p, offsets[:-1], 2] = count
 
-    before = grow(is_lying=False)
-    assert before > 0.8
-    assert grow(is_lying=True) > before - 0.01
+    def _offsets(self, params):
+        return binning.cell_offsets(params["edges"][0].numpy(), self.task.num_categories)
+
+    def _rows_in_first_bins(self, params):
+        """Return the rows at each node that is asked for, if all have the first bin everywhere."""
+        one = {name: value[:1] for name, value in params.items()}
+        tree = Trees.from_params(one).iteration(int(params["progress"][0, TREE]))
+        edges = params["edges"][:1].numpy()
+        tables = tables_of(tree, edges, self._offsets(params)[None], self.task.num_categories)
+        reached = {0}
+        node = 0
+        while tables.column[0, 0, node] >= 0:
+            is_left = tables.goes_left[0, 0, node, 0]
+            node = int(tables.left[0, 0, node]) + (0 if is_left else 1)
+            reached.add(node)
+        asked = asked_nodes(params["asked"][0].numpy())[0]
+        return [self.most if int(node) in reached else 0 for node in asked]
+
+
+def grow_with(lie: str) -> tuple[float, list]:
+    """Return the AUC of the common trees, and the rounds' records."""
+    options = TableLearningConfig(
+        target="ill", trees=15, tree_bins=31, tree_patience=5, val_share=0.2
+    )
+    whole = align_tables(tables_from_values(liar_tables()), options)
+    task = task_from_tables("tables", whole, options, "trees", TrainingConfig(), 0)
+    assert isinstance(task, TreesTask)
+    if lie:
+        task._statistics = Liar(lie, task)
+    simulated = simulation(task, FedTrees(personal_trees="0"), keep=False)
+    logs = run(simulated)
+    return pooled_auc(task, simulated.params), logs
+
+
+@pytest.fixture(scope="module")
+def honest_auc() -> float:
+    auc, logs = grow_with("")
+    assert not any(log.rejected for log in logs)  # nobody is left out for nothing
+    assert auc > 0.8
+    return auc
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lie", ["extreme", "opposite", "largest", "one leaf", "bins", "losses", "every node"]
+)
+def test_one_liar_of_a_hundred_costs_at_most_a_point(lie, honest_auc):
+    """Sums of rows that a client might have are not found out; they must not cost much."""
+    auc, logs = grow_with(lie)
+    rejected = [client for log in logs for client in log.rejected]
+    assert set(rejected) <= {0}
+    assert (len(rejected) > 20) == (lie == "every node")
+    assert auc > honest_auc - 0.01
 
 
 def test_only_new_trees_are_sent():

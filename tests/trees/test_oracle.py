@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from equipoise.data.transforms import MISSING_INPUT
 from equipoise.trees import personal
+from equipoise.trees.arrays import ClientSpans
 from equipoise.trees.boosting import Rows, boost
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.histograms import add_trees
@@ -43,7 +44,8 @@ def ours(x, y, new, objective=None):
     )
     outputs = np.repeat(base[:, None], len(new), 1)
     zero = np.zeros(1, np.int64)
-    add_trees(new, zero, np.array([len(new)]), zero, zero, OPTIONS.trees, *grown.trees, outputs)
+    everything = ClientSpans.of_one_model(zero, np.array([len(new)]))
+    add_trees(new, everything, zero, OPTIONS.trees, grown.trees, outputs)
     return outputs[0]
 
 

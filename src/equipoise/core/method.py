@@ -291,12 +291,17 @@ class Method(Options):
         """
         return weights_by_num_examples(server.task, ids), server.state
 
-    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+    def check_updates(
+        self, sent: Params, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
+    ) -> Mapping[int, str]:
         """Find updates that no honest client can send, beyond `report_ranges`.
 
         Args:
             sent: The global model that was sent.
-            updates: Uploads of K clients.
+            ids: The clients `[K]`.
+            updates: Their uploads.
+            memory: What earlier checks left, and later ones may compare with. It is lost when a run
+                is resumed, and each process has its own.
 
         Returns:
             Row of each such client in the stack, with the reason.

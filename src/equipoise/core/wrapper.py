@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -141,9 +141,11 @@ class DelegatingMethod(Method):
         """Forward to the inner method."""
         return self.inner.ends_after(server.scoped("base"))
 
-    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
+    def check_updates(
+        self, sent: Params, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
+    ) -> Mapping[int, str]:
         """Forward to the inner method."""
-        return self.inner.check_updates(sent, updates)
+        return self.inner.check_updates(sent, ids, updates, memory)
 
     def num_rounds(self, asked: int, task: Options) -> int:
         """Return the number of rounds that the inner method plans."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,9 +46,17 @@ from equipoise.trees.ensemble import (
     TREE_NAMES,
     Trees,
     asked_nodes,
+    max_sum,
 )
 from equipoise.trees.interface import TreeTask, require_trees
-from equipoise.trees.validation import impossible_sums
+from equipoise.trees.objectives import sums_unit
+from equipoise.trees.validation import (
+    Limits,
+    SumsHistory,
+    impossible_counts,
+    impossible_losses,
+    impossible_sums,
+)
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
@@ -99,7 +107,7 @@ class FedTrees(Method):
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
         "sums": CHECKED_BY_METHOD,
-        "cells": ValueRange(0.0, MAX_SUM),
+        "cells": CHECKED_BY_METHOD,
         "target": ValueRange(-MAX_SUM, MAX_SUM),
         "val": ValueRange(0.0, MAX_SUM),
     }
@@ -208,10 +216,18 @@ class FedTrees(Method):
         state = {**state, "held": state["held"].index_fill(0, ids, NOTHING)}
         broadcast: State = {}
         if stage in interface.BIN_STAGES:
+            message = replace(message, params={**message.params, "limits": self._limits(server)})
             broadcast["grid"] = state["grid"]
         if stage < interface.OWN_TREES:
             broadcast[GROWING] = torch.ones(1)
         return replace(message, broadcast=broadcast, sent_rows=sent_rows), state
+
+    def _limits(self, server: Server) -> Tensor:
+        """Return the largest gradient and hessian of a row, and the rows of the largest client."""
+        boosting = require_trees(self, server.task).boosting
+        everybody = torch.arange(server.task.info.num_clients)
+        most = float(server.task.num_examples(everybody).max())
+        return torch.tensor([boosting.max_gradient, boosting.max_hessian, most]).double()
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
@@ -227,16 +243,48 @@ class FedTrees(Method):
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
     ) -> State:
-        """Sum what clients sent."""
-        return {name: value.sum(0) for name, value in updates.extra.items()}
+        """Sum what clients sent; sums of gradients are whole numbers of units before."""
+        totals: State = {name: value.sum(0) for name, value in updates.extra.items()}
+        if "sums" in totals:
+            unit = sums_unit(max_sum(global_params["limits"]))
+            units = torch.tensor([unit, unit, 1.0], dtype=torch.float64)
+            totals["sums"] = totals["sums"] * units
+        return totals
 
-    def check_updates(self, sent: Params, updates: ClientUpdate) -> Mapping[int, str]:
-        """Find histograms that no rows can have."""
-        if "sums" not in updates.extra:
-            return {}
+    def check_updates(
+        self, sent: Params, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
+    ) -> Mapping[int, str]:
+        """Find counts and histograms that no rows can have, or not after those of earlier levels.
+
+        Under secure aggregation nothing of a single client is seen, and nothing is checked.
+        """
+        extra = updates.extra
+        found: dict[int, str] = {}
+        max_gradient, max_hessian, max_rows = sent["limits"].tolist()
+        if "val" in extra and max_rows:
+            found |= impossible_losses(extra["val"].numpy(), max_rows)
+        if "cells" in extra:
+            found |= impossible_counts(extra["cells"].numpy(), max_rows)
+        if "sums" not in extra:
+            return found
+        from equipoise.trees.boosting import tables_of
+
+        unit = sums_unit(max_sum(sent["limits"]))
+        limits = Limits(max_gradient / unit, max_hessian / unit, max_rows)
+        edges = sent["edges"].numpy()
         num_categories = sent["num_categories"].numpy().astype(np.int64)
-        offsets = binning.cell_offsets(sent["edges"].numpy(), num_categories)
-        return impossible_sums(updates.extra["sums"].numpy(), offsets, *sent["limits"].tolist())
+        offsets = binning.cell_offsets(edges, num_categories)
+        sums = extra["sums"].numpy()
+        wrong, totals = impossible_sums(sums, offsets, limits)
+        tree = int(sent["progress"][TREE])
+        trees = Trees.from_params({name: value[None] for name, value in sent.items()})
+        tables = tables_of(trees.iteration(tree), edges[None], offsets[None], num_categories)
+        asked = asked_nodes(sent["asked"].numpy())
+        history = memory.setdefault("sums", SumsHistory())
+        about = (ids.numpy(), tree, asked, tables)
+        found |= {**history.contradictions(*about, offsets, totals), **wrong}
+        history.add(ids.numpy(), asked, tables, sums)
+        return found
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """Choose bins, or split the open nodes, and go on to the next stage, tree or level."""
@@ -248,10 +296,7 @@ class FedTrees(Method):
         stage = int(progress[STAGE])
         if stage in interface.BIN_STAGES:
             state = self._apply_counts(task, params, state, sums)
-            everybody = torch.arange(server.task.info.num_clients)
-            most = float(server.task.num_examples(everybody).max())
-            limits = [task.boosting.max_gradient, task.boosting.max_hessian, most]
-            params["limits"] = torch.tensor(limits, dtype=torch.float64)
+            params["limits"] = self._limits(server)
         elif stage == interface.GROW:
             state = self._apply_histograms(server, task, params, state, sums)
         elif stage == interface.OWN_TREES:

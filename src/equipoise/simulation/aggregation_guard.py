@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,13 +82,22 @@ class UpdateDiagnostics:
     violations: dict[int, str]
 
     @classmethod
-    def compute(cls, method: Method, sent: Params, reply: ClientResult) -> UpdateDiagnostics:
+    def compute(
+        cls,
+        method: Method,
+        sent: Params,
+        ids: Tensor,
+        reply: ClientResult,
+        memory: dict[str, Any],
+    ) -> UpdateDiagnostics:
         """Compute the diagnostics of a stack of replies.
 
         Args:
             method: The method, which declares the ranges of reported numbers.
             sent: The model that the clients were sent.
+            ids: The clients `[R]`.
             reply: The replies, stacked `[R, ...]`.
+            memory: What the method's checks remember of earlier rounds.
         """
         update = reply.update
         num_clients = len(leaves(reply)[0])
@@ -97,7 +106,7 @@ class UpdateDiagnostics:
             update_norms(sent, update.params, num_clients),
             extra_norms(update, num_clients),
             {
-                **method.check_updates(sent, update),
+                **method.check_updates(sent, ids, update, memory),
                 **validate_reports(method.report_ranges, update),
             },
         )
@@ -177,7 +186,7 @@ class Aggregation:
             raise
         except Exception as error:
             return None, error
-        if not _params_are_bounded(after.params):
+        if not _params_are_bounded(self.server.params, after.params):
             return None, "the aggregate is not finite, or has exploded"
         if not _state_is_finite(self.server.state, after.state):
             return None, "the server's state is not finite any more"
@@ -340,10 +349,12 @@ def _leave_one_out(aggregation: Aggregation, accepted: Tensor) -> list[int]:
     return []
 
 
-def _params_are_bounded(params: Params) -> bool:
-    """Return whether no parameter is NaN or beyond `MAX_ABS_PARAMETER`."""
+def _params_are_bounded(before: Params, after: Params) -> bool:
+    """Return whether no parameter that was replaced is NaN or beyond `MAX_ABS_PARAMETER`."""
     return all(
-        bool(value.abs().max() <= MAX_ABS_PARAMETER) for value in params.values() if value.numel()
+        bool(value.abs().max() <= MAX_ABS_PARAMETER)
+        for name, value in after.items()
+        if value.numel() and value is not before.get(name)
     )
 
 
@@ -493,7 +504,9 @@ def rows_are_finite(tree: object, clients: int) -> Tensor:
     for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())
-            rows = value.reshape(clients, -1)
+            if value.stride(0) == 0:  # one tensor of all clients
+                value = value[:1]
+            rows = value.reshape(len(value), -1)
             whole = torch.isfinite(rows.sum(1))
             # A sum of large finite numbers may overflow: look at each number then.
             is_finite &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)

@@ -229,9 +229,11 @@ class AttackedExecutor(Executor):
         )
         sums = updates.extra.get("sums")
         if not updates.params and isinstance(sums, Tensor):
-            # An upload without a model is its sums: histograms of trees.
-            norms = torch.linalg.vector_norm(sums.flatten(1), dim=1, dtype=torch.float64)
-            lies = MODEL_ATTACKS[self.attack](cohort._replace(changes={"sums": sums}, norms=norms))
+            # An upload without a model is its sums: histograms of trees, in whole numbers.
+            honest = sums.double()
+            norms = torch.linalg.vector_norm(honest.flatten(1), dim=1)
+            cohort = cohort._replace(changes={"sums": honest}, norms=norms)
+            lies = MODEL_ATTACKS[self.attack](cohort)
             extra = {**updates.extra, "sums": _replace_rows(sums, lies["sums"], lying)}
             return replace(updates, extra=extra)
         changes = MODEL_ATTACKS[self.attack](cohort)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -107,11 +107,13 @@ class CohortResults:
             and torch.equal(request.weights, self.known_weights)
         )
 
-    def diagnostics(self, method: Method, global_params: Params) -> UpdateDiagnostics:
+    def diagnostics(
+        self, method: Method, global_params: Params, ids: Tensor, memory: dict[str, Any]
+    ) -> UpdateDiagnostics:
         """What decides which of them are used."""
         assert self.stack is not None
         return self.known_diagnostics or UpdateDiagnostics.compute(
-            method, global_params, self.stack
+            method, global_params, ids, self.stack, memory
         )
 
     def upload_bytes(self) -> int:
@@ -187,6 +189,8 @@ class Executor(ABC):
         self.training = training
         self.seed = seed
         self.rounds = rounds
+        self.memory: dict[str, Any] = {}
+        """What checks of updates remember, see `Method.check_updates`."""
 
     def chunks(self, clients: int) -> list[slice]:
         """Split a cohort into chunks; single clients where stacking is not worthwhile."""
@@ -447,7 +451,9 @@ class ChunkedRound:
             request = CohortRequest(round, ids[rows], message.for_clients(rows), held, splits)
             inner = relative_to_first(chunks)
             part = executor.run_group(request, inner)
-            diagnostics.append(UpdateDiagnostics.compute(method, message.params, part))
+            diagnostics.append(
+                UpdateDiagnostics.compute(method, message.params, ids[rows], part, executor.memory)
+            )
             upload_size = pytree.tree_bytes(part.update, stacked=True)
             if commits_early:
                 is_finite = diagnostics[-1].is_finite

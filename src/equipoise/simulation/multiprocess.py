@@ -114,7 +114,11 @@ class Worker:
         for first, last in call["cuts"]:
             here = executors.chunk_index(slice(first, last))
             part = self.inner.run_chunk(request.part(here))
-            facts.append(UpdateDiagnostics.compute(self._method, down.params, part))
+            facts.append(
+                UpdateDiagnostics.compute(
+                    self._method, down.params, ids[here], part, self.inner.memory
+                )
+            )
             self._parts.append(part)
         seconds = time.perf_counter() - started
         size = pytree.tree_bytes(self._parts[0].update, stacked=True)

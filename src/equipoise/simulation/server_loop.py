@@ -427,7 +427,9 @@ class FederatedSimulation:
         accepted = replies.arrived.clone()
         if results.stack is None:
             return _Validation(accepted, {}, {}, None, UNBOUNDED)
-        diagnostics = results.diagnostics(current.method, message.params)
+        diagnostics = results.diagnostics(
+            current.method, message.params, torch.from_numpy(replies.ids), self.executor.memory
+        )
         asked = self._asked_hparams(current, replies, message)
         allowed = self._allowed_hparams(current, replies, asked, message.hparams is not None)
         bounds = _influence_bounds(current.method, self.task, message, allowed)

@@ -32,7 +32,7 @@ from equipoise.training.objectives import (
     objective_of,
 )
 from equipoise.trees import binning, interface, personal
-from equipoise.trees.arrays import Flags, Floats, Ints
+from equipoise.trees.arrays import MAX_VAL_LOSS, ClientSpans, Flags, Floats, Ints
 from equipoise.trees.boosting import BoostingState, Rows
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import (
@@ -47,6 +47,7 @@ from equipoise.trees.ensemble import (
     asked_nodes,
     empty_params,
     margins_of,
+    max_sum,
 )
 from equipoise.trees.histograms import add_trees
 from equipoise.trees.objectives import (
@@ -249,6 +250,7 @@ class TreesTask(ExamplesTask):
             edges,
             (own.start, own.size),
             self._sample(ids, own, tree, seed),
+            max_sum(params["limits"][0]),
         )
         found = {"sums": torch.from_numpy(sums)}
         if level == 0:
@@ -281,7 +283,8 @@ class TreesTask(ExamplesTask):
         )
         losses = self.boosting.losses(state.y, margins, own.start, own.size)
         for k, (first, count) in enumerate(zip(own.start, own.size, strict=True)):
-            sums[k] = quantise(losses[first : first + count]).sum(), count
+            counted = np.minimum(losses[first : first + count], MAX_VAL_LOSS)
+            sums[k] = quantise(counted).sum(), count
         return sums
 
     def _own_trees(self, ids: Ints, params: Params, asked: int) -> Params:
@@ -424,6 +427,7 @@ class TreesTask(ExamplesTask):
         margins = np.zeros((self.boosting.num_margins, len(x)))
         base = params["base"].numpy()
         models = np.arange(len(own.start))
+        spans = ClientSpans(own.start, own.size, models)
         zeros = np.zeros(len(models), np.int64)
         for k in models:
             margins[:, own.start[k] : own.start[k] + own.size[k]] = base[k][:, None]
@@ -431,7 +435,7 @@ class TreesTask(ExamplesTask):
             # Unused trees add 0.
             trees = Trees.from_params(params, prefix)
             last = trees.value.shape[1]
-            add_trees(x, own.start, own.size, models, zeros, last, *trees, margins)
+            add_trees(x, spans, zeros, last, trees, margins)
         return margins
 
     def _score_margins(self, own: Split, margins: Floats) -> Params:

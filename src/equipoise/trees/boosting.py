@@ -8,20 +8,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.trees.arrays import Bytes, Flags, Floats, Floats32, Ints, Places, Targets, Units
+from equipoise.trees.arrays import (
+    QUANTUM,
+    Bytes,
+    ClientSpans,
+    Flags,
+    Floats,
+    Floats32,
+    Ints,
+    NodeTables,
+    Segments,
+    Sums,
+    SumsType,
+    Targets,
+    Units,
+)
 from equipoise.trees.binning import cell_offsets
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import Trees, category_words
 from equipoise.trees.growth import Growth, split_level
 from equipoise.trees.histograms import (
+    add_leaves,
     add_trees,
-    add_values,
-    advance_rows,
     bin_rows,
-    place_tables,
+    node_tables,
+    partition_rows,
     sum_histograms,
 )
-from equipoise.trees.objectives import BoostingObjective, rows_of
+from equipoise.trees.objectives import BoostingObjective, rows_of, sums_type, sums_unit
 
 SampleRows = Callable[[int], Flags | None]
 """From the number of a tree to the rows that it is grown on `[n]`; None for all."""
@@ -46,88 +60,84 @@ class Rows(NamedTuple):
     size: Ints
 
 
-class PlacedTrees(NamedTuple):
-    """Trees of G models as rows in bins and at places need them, see `histograms.place_tables`.
+class RowPartition:
+    """Rows of clients in the order of the nodes of the growing trees, see `arrays.Segments`."""
 
-    Attributes:
-        node_at: Node at each place `[G, C, H]`.
-        columns: Feature of each node `[G, C, N]`.
-        goes_left: Whether a bin goes left `[G, C, N, 256]`.
-        value_at: Value at each place `[G, C, H]`.
-    """
-
-    node_at: Ints
-    columns: Ints
-    goes_left: Flags
-    value_at: Floats
-
-    @classmethod
-    def of(
-        cls, trees: Trees, edges: Floats, offsets: Ints, num_categories: Ints, depth: int
-    ) -> PlacedTrees:
-        """Prepare one iteration of trees, without the axis T.
+    def __init__(self, models: int, margins: int, num_rows: int, max_depth: int) -> None:
+        """Create the partition of G models.
 
         Args:
-            trees: The trees `[G, C, N]`.
-            edges: Ends of bins `[G, F, E]`.
-            offsets: First cell of each feature `[G, F + 1]`.
-            num_categories: Categories of each feature `[F]`; 0 for numbers.
-            depth: Levels of the trees.
+            models: Models G that are grown side by side.
+            margins: Trees of an iteration.
+            num_rows: Rows of all clients.
+            max_depth: Levels of a tree.
         """
-        return cls(
-            *place_tables(
-                *trees.contiguous(),
-                np.ascontiguousarray(edges),
-                offsets,
-                num_categories,
-                2 ** (depth + 1) - 1,
-            )
-        )
+        num_places = 2 ** (max_depth + 1) - 1
+        self._slot_at = np.full((models, margins, num_places), -1, np.int64)
+        self._begin = np.zeros((0, margins, 1), np.int64)
+        self._count = np.full((0, margins, 1), -1, np.int64)
+        self.order = np.zeros((margins, num_rows), np.int32)
 
-    def advance(
-        self, bins: Bytes, rows: ClientSpans, first_level: Ints, level: int, places: Places
-    ) -> None:
-        """Move rows of clients down to a level, in place."""
-        advance_rows(bins, *rows, first_level, level, *self[:3], places)
+    def clear(self) -> None:
+        """Forget all nodes: new trees begin."""
+        self._slot_at[:] = -1
+        self._count[:] = -1
 
-    def add_to(self, margins: Floats, rows: ClientSpans, places: Places) -> None:
-        """Add the values at the places of rows to their margins, in place."""
-        add_values(*rows, places, self.value_at, margins)
+    def forget(self, numbers: Ints) -> None:
+        """Forget the nodes of some clients."""
+        self._count[numbers] = -1
 
-    def place_of(self, nodes: Ints) -> Ints:
-        """Return which of `nodes` `[G, C, P]` is at each place `[G, C, H]`; -1 for none."""
-        found = np.full(self.node_at.shape, -1)
-        for p in range(nodes.shape[2]):
-            wanted = nodes[:, :, p : p + 1]
-            found[(self.node_at == wanted) & (wanted >= 0)] = p
-        return found
+    def divide(self, bins: Bytes, rows: ClientSpans, numbers: Ints, tree: NodeTables) -> Segments:
+        """Divide the rows of clients down to all nodes of the trees.
 
+        Args:
+            bins: Bins of all rows `[n, F]`.
+            rows: The clients.
+            numbers: A number of each client that stays the same `[K]`.
+            tree: One iteration of trees.
 
-class ClientSpans(NamedTuple):
-    """Where the rows of K clients are.
+        Returns:
+            The rows of nodes.
+        """
+        slots = self._slots(tree.place)
+        self._reserve(int(numbers.max(initial=-1)) + 1, int(self._slot_at.max()) + 1)
+        segments = Segments(slots, numbers, self._begin, self._count, self.order)
+        partition_rows(bins, rows, tree, segments)
+        return segments
 
-    Attributes:
-        start: First row of each client `[K]`.
-        size: Rows of each client `[K]`.
-        model: Which of the G models each client uses `[K]`.
-    """
+    def _slots(self, place: Ints) -> Ints:
+        """Return the slots of nodes at places `[G, C, N]`; new places get new slots."""
+        at = np.maximum(place, 0)
+        slots = np.take_along_axis(self._slot_at, at, 2)
+        is_new = (place >= 0) & (slots < 0)
+        if is_new.any():
+            # The root comes first: node 0 is the first new one.
+            first = self._slot_at.max(axis=2, keepdims=True) + 1
+            slots = np.where(is_new, first - 1 + np.cumsum(is_new, axis=2), slots)
+            used = np.nonzero(is_new)
+            self._slot_at[used[0], used[1], place[used]] = slots[used]
+        return np.asarray(np.where(place >= 0, slots, -1))
 
-    start: Ints
-    size: Ints
-    model: Ints
-
-    @classmethod
-    def of_one_model(cls, start: Ints, size: Ints) -> ClientSpans:
-        """Return rows that all belong to model 0."""
-        return cls(start, size, np.zeros(len(start), np.int64))
+    def _reserve(self, clients: int, slots: int) -> None:
+        """Make room for clients and slots."""
+        old_clients, margins, old_slots = self._count.shape
+        if clients <= old_clients and slots <= old_slots:
+            return
+        shape = (max(clients, old_clients), margins, max(2 * slots, old_slots))
+        begin = np.zeros(shape, np.int64)
+        count = np.full(shape, -1, np.int64)
+        begin[:old_clients, :, :old_slots] = self._begin
+        count[:old_clients, :, :old_slots] = self._count
+        self._begin = begin
+        self._count = count
 
 
 @dataclass
 class BoostingState:
-    """Margins, gradients and places of rows while trees are grown.
+    """Margins, gradients and nodes of rows while trees are grown.
 
     It can be thrown away at any time: everything follows from the rows and the ensemble. Arrays by
-    client are indexed by the client's first row.
+    client are indexed by the client's first row; clients without rows are never looked at.
 
     Attributes:
         x: Inputs of all rows `[n, F]`.
@@ -156,16 +166,17 @@ class BoostingState:
         self.margins = np.zeros((margins, rows))
         self.gradient = np.zeros((margins, rows), np.int32)
         self.hessian = np.zeros((margins, rows), np.int32)
-        self.places = np.zeros((margins, rows), np.int16)
-        self.applied = np.zeros(rows, np.int64)
+        self.applied = np.full(rows, -1)
         """Trees in the margins, -1 where the margins lack the base."""
-        self.applied[:] = -1
         self.gradient_tree = np.full(rows, -1)
         """Tree that the gradients are of."""
-        self.place_tree = np.full(rows, -1)
-        """Tree that the places are of."""
-        self.place_level = np.zeros(rows, np.int64)
-        """Level that the places have reached."""
+        self.node_tree = np.full(rows, -1)
+        """Tree whose nodes the rows are divided by."""
+        self.node_level = np.zeros(rows, np.int64)
+        """Level down to which they are."""
+        self._partition = RowPartition(1, margins, rows, self.max_depth)
+        self._numbers = np.full(rows, -1)
+        """Number of each client in the partition."""
 
     def margins_after(
         self, trees: Trees, base: Floats, num_trees: int, start: Ints, size: Ints
@@ -179,6 +190,7 @@ class BoostingState:
             start: First row of each client `[K]`.
             size: Rows of each client `[K]`.
         """
+        start, size = _with_rows(start, size)
         self._check_known(trees, base, num_trees)
         behind = np.flatnonzero(self.applied[start] > num_trees)
         self.applied[start[behind]] = -1
@@ -189,35 +201,41 @@ class BoostingState:
         self._finish_tree(trees, num_trees, start, size)
         todo = np.flatnonzero(self.applied[start] < num_trees)
         if len(todo):
-            zeros = np.zeros(len(todo), np.int64)
-            first = self.applied[start[todo]]
-            add_trees(
-                self.x, start[todo], size[todo], zeros, first, num_trees, *trees, self.margins
-            )
-            self.applied[start[todo]] = num_trees
+            spans = ClientSpans.of_one_model(start[todo], size[todo])
+            add_trees(self.x, spans, self.applied[spans.start], num_trees, trees, self.margins)
+            self.applied[spans.start] = num_trees
         return self.margins
 
     def _finish_tree(self, trees: Trees, num_trees: int, start: Ints, size: Ints) -> None:
         """Add the last tree to rows that are near its leaves already."""
         near = np.flatnonzero(
             (self.applied[start] == num_trees - 1)
-            & (self.place_tree[start] == num_trees - 1)
-            & (self.place_level[start] > 0)
+            & (self.node_tree[start] == num_trees - 1)
+            & (self.node_level[start] > 0)
         )
         if not len(near):
             return
         spans = ClientSpans.of_one_model(start[near], size[near])
-        tree = self._placed(trees.iteration(num_trees - 1))
-        tree.advance(self._bins, spans, self.place_level[spans.start], self.max_depth, self.places)
-        self.place_level[spans.start] = self.max_depth
-        tree.add_to(self.margins, spans, self.places)
+        last = trees.iteration(num_trees - 1)
+        tree = self._tables(last)
+        segments = self._divided(spans, tree)
+        self.node_level[spans.start] = self.max_depth
+        add_leaves(spans, tree, last.value, segments, self.margins)
         self.applied[spans.start] = num_trees
 
-    def _placed(self, tree: Trees) -> PlacedTrees:
-        """Return one tree for rows at places."""
-        return PlacedTrees.of(
-            tree, self._edges[None], self._offsets[None], self.num_categories, self.max_depth
-        )
+    def _tables(self, tree: Trees) -> NodeTables:
+        """Return one tree for rows in bins."""
+        return tables_of(tree, self._edges[None], self._offsets[None], self.num_categories)
+
+    def _divided(self, spans: ClientSpans, tree: NodeTables) -> Segments:
+        """Return the rows of clients, divided down to the nodes of a tree."""
+        numbers = self._numbers[spans.start]
+        new = np.flatnonzero(numbers < 0)
+        if len(new):
+            first = int(self._numbers.max()) + 1
+            self._numbers[spans.start[new]] = first + np.arange(len(new))
+            numbers = self._numbers[spans.start]
+        return self._partition.divide(self._bins, spans, numbers, tree)
 
     def _check_known(self, trees: Trees, base: Floats, num_trees: int) -> None:
         """Forget everything if the ensemble is not the known one with more trees."""
@@ -229,7 +247,7 @@ class BoostingState:
         if not same:
             self.applied[:] = -1
             self.gradient_tree[:] = -1
-            self.place_tree[:] = -1
+            self.node_tree[:] = -1
         self._known = trees
         self._base = base.copy()
 
@@ -243,7 +261,8 @@ class BoostingState:
         edges: Floats,
         rows: tuple[Ints, Ints],
         is_sampled: Flags | None = None,
-    ) -> Floats:
+        max_sum: float = 0.0,
+    ) -> Sums:
         """Sum gradients and hessians per client, node, feature and bin.
 
         Args:
@@ -255,35 +274,40 @@ class BoostingState:
             edges: Ends of bins `[F, B - 2]`.
             rows: First row and number of rows of each client `[K]`.
             is_sampled: Rows of this tree `[n]`; None for all.
+            max_sum: Bound of a client's sums; 0 if it is not known.
 
         Returns:
-            Sums `[K, C, P, cells, 3]`.
+            Sums in units, and rows `[K, C, P, cells, 3]`.
         """
-        start, size = rows
-        spans = ClientSpans.of_one_model(start, size)
+        everybody = ClientSpans.of_one_model(*rows)
+        start, size = _with_rows(*rows)
         bins = self._binned(edges, start, size)
         margins = self.margins_after(trees, base, tree, start, size)
         todo = np.flatnonzero(self.gradient_tree[start] != tree)
         if len(todo):
-            gradient, hessian = self.objective.gradients(self.y, margins, start[todo], size[todo])
+            gradient, hessian = self.objective.gradients(
+                self.y, margins, start[todo], size[todo], sums_unit(max_sum)
+            )
             _copy_rows(self.gradient, gradient, start[todo], size[todo])
             _copy_rows(self.hessian, hessian, start[todo], size[todo])
             self.gradient_tree[start[todo]] = tree
-        is_other = (self.place_tree[start] != tree) | (self.place_level[start] > level)
-        self.place_level[start[is_other]] = 0
-        self.place_tree[start] = tree
-        placed = self._placed(trees.iteration(tree))
-        placed.advance(bins, spans, self.place_level[start], level, self.places)
-        self.place_level[start] = level
+        is_other = (self.node_tree[start] != tree) | (self.node_level[start] > level)
+        if (self.node_tree != tree).all():
+            self._partition.clear()
+        numbers = self._numbers[start[is_other]]
+        self._partition.forget(numbers[numbers >= 0])
+        self.node_tree[start] = tree
+        self.node_level[start] = level
+        segments = self._divided(everybody, self._tables(trees.iteration(tree)))
         return _sums(
             bins,
-            spans,
+            everybody,
             self._offsets[None],
-            self.places,
-            placed.place_of(asked[None]),
-            asked.shape[1],
-            np.ones(len(self.x), np.bool_) if is_sampled is None else is_sampled,
+            segments,
+            asked[None],
+            is_sampled,
             (self.gradient, self.hessian),
+            sums_type(max_sum),
         )
 
     def _binned(self, edges: Floats, start: Ints, size: Ints) -> Bytes:
@@ -300,20 +324,41 @@ class BoostingState:
         return self._bins
 
 
+def tables_of(tree: Trees, edges: Floats, offsets: Ints, num_categories: Ints) -> NodeTables:
+    """Prepare one iteration of trees, without the axis T, for rows in bins.
+
+    Args:
+        tree: The trees `[G, C, N]`.
+        edges: Ends of bins `[G, F, E]`.
+        offsets: First cell of each feature `[G, F + 1]`.
+        num_categories: Categories of each feature `[F]`; 0 for numbers.
+    """
+    tables = node_tables(tree.contiguous(), np.ascontiguousarray(edges), offsets, num_categories)
+    return NodeTables(*tables)
+
+
+def _with_rows(start: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """Return the clients that have rows: others share their first row with the next client."""
+    has_rows = size > 0
+    return (start, size) if has_rows.all() else (start[has_rows], size[has_rows])
+
+
 def _sums(
     bins: Bytes,
     rows: ClientSpans,
     offsets: Ints,
-    places: Places,
-    asked_at: Ints,
-    num_asked: int,
-    is_sampled: Flags,
+    segments: Segments,
+    asked: Ints,
+    is_sampled: Flags | None,
     gradients: tuple[Units, Units],
-) -> Floats:
+    type: SumsType,
+) -> Sums:
     """Return the sums `[K, C, P, cells, 3]` of the nodes that are asked for."""
     num_cells = int(offsets[:, -1].max())
-    sums = np.zeros((len(rows.start), len(places), num_asked, num_cells, 3))
-    sum_histograms(bins, *rows, offsets, places, asked_at, is_sampled, *gradients, sums)
+    shape = (len(rows.start), asked.shape[1], asked.shape[2], num_cells, 3)
+    sums = np.empty(shape, type)
+    sampled = np.zeros(0, np.bool_) if is_sampled is None else is_sampled
+    sum_histograms(bins, rows, offsets, segments, asked, sampled, *gradients, sums)
     return sums
 
 
@@ -352,6 +397,7 @@ def boost(
     val_margins: Floats | None = None,
     sample_rows: SampleRows = lambda tree: None,
     may_split: Callable[[int], Flags] | None = None,
+    unit: float = QUANTUM,
 ) -> BoostedTrees:
     """Grow trees on rows in memory: one model of all clients, or several models side by side.
 
@@ -368,6 +414,7 @@ def boost(
         val_margins: Margins of validation rows; they change in place.
         sample_rows: Rows of each tree.
         may_split: Features of each tree `[F]`; None for all.
+        unit: Unit of gradients and hessians, see `objectives.sums_unit`.
 
     Returns:
         The trees and their validation losses.
@@ -383,46 +430,44 @@ def boost(
         own_offsets = offsets[model[k]]
         bins[here] = bin_rows(train.x[here], edges[model[k]], num_categories, own_offsets)
     spans = ClientSpans(train.start, train.size, model)
-    places = np.zeros(margins.shape, np.int16)
+    numbers = np.arange(len(model))
+    partition = RowPartition(num_models, len(margins), len(train.x), options.tree_depth)
     losses = _LossPath(objective, num_models, num_trees, model, val)
     losses.add(0, val_margins)
-    everything = np.ones(len(train.x), np.bool_)
     for tree in range(num_trees):
         grown = trees.iteration(tree)
-        gradients = objective.gradients(train.y, margins, train.start, train.size)
+        gradients = objective.gradients(train.y, margins, train.start, train.size, unit)
         sampled = sample_rows(tree)
         allowed = np.ones(num_features, np.bool_) if may_split is None else may_split(tree)
         growth = Growth.root(num_models, len(margins), options.num_nodes)
-        for level in range(options.tree_depth):
-            placed = PlacedTrees.of(grown, edges, offsets, num_categories, options.tree_depth)
-            before = np.full(len(model), max(level - 1, 0))
-            placed.advance(bins, spans, before, level, places)
-            own = _sums(
-                bins,
-                spans,
-                offsets,
-                places,
-                placed.place_of(growth.asked),
-                growth.asked.shape[2],
-                everything if sampled is None else sampled,
-                gradients,
-            )
+        partition.clear()
+        for _ in range(options.tree_depth):
+            tables = tables_of(grown, edges, offsets, num_categories)
+            segments = partition.divide(bins, spans, numbers, tables)
+            own = _sums(bins, spans, offsets, segments, growth.asked, sampled, gradients, np.int64)
             sums = own
-            if num_models != len(model) or (model != np.arange(num_models)).any():
-                sums = np.zeros((num_models, *own.shape[1:]))
+            if num_models != len(model) or (model != numbers).any():
+                sums = np.zeros((num_models, *own.shape[1:]), np.int64)
                 _add_by_model(sums, model, own)
             growth = split_level(
-                grown, growth, sums, edges, offsets, num_categories, allowed, options
+                grown,
+                growth,
+                sums * np.array([unit, unit, 1.0]),
+                edges,
+                offsets,
+                num_categories,
+                allowed,
+                options,
             )
             if not growth.asked.shape[2]:
                 break
-        placed = PlacedTrees.of(grown, edges, offsets, num_categories, options.tree_depth)
-        placed.advance(bins, spans, np.full(len(model), level), options.tree_depth, places)
-        placed.add_to(margins, spans, places)
+        tables = tables_of(grown, edges, offsets, num_categories)
+        segments = partition.divide(bins, spans, numbers, tables)
+        add_leaves(spans, tables, grown.contiguous().value, segments, margins)
         if val is not None and val_margins is not None:
             whole = grown.map(lambda array: array[:, None]).contiguous()
-            zeros = np.zeros(len(model), np.int64)
-            add_trees(val.x, val.start, val.size, model, zeros, 1, *whole, val_margins)
+            val_spans = ClientSpans(val.start, val.size, model)
+            add_trees(val.x, val_spans, np.zeros(len(model), np.int64), 1, whole, val_margins)
         losses.add(tree + 1, val_margins)
     return BoostedTrees(trees, losses.loss, losses.gain, losses.gain_error)
 
@@ -463,7 +508,7 @@ class _LossPath:
             self.gain_error[model, tree] = fall.std() / np.sqrt(max(len(rows) - 1, 1))
 
 
-def _add_by_model(sums: Floats, model: Ints, own: Floats) -> None:
+def _add_by_model(sums: Sums, model: Ints, own: Sums) -> None:
     """Add the sums of clients `[K, ...]` to those of their models `[G, ...]`, in place."""
     for k, number in enumerate(model.tolist()):
         sums[number] += own[k]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise.data.transforms import MISSING_INPUT
-from equipoise.trees.arrays import CATEGORY_BITS, Floats, Floats32, Ints
+from equipoise.trees.arrays import CATEGORY_BITS, ClientSpans, Floats, Floats32, Ints
 from equipoise.trees.config import TreeOptions
 from equipoise.utils.pytree import Params
 
@@ -168,6 +168,11 @@ def asked_nodes(asked: Floats) -> Ints:
     return np.ascontiguousarray(nodes[:, (nodes >= 0).any(0)])
 
 
+def max_sum(limits: Tensor) -> float:
+    """Return the bound of a client's sums from `limits` `[3]`; 0 if it is not known."""
+    return float(limits[:2].max() * limits[2])
+
+
 def category_words(num_categories: Ints) -> int:
     """Return the number of words that hold a bit for every category."""
     return -(-int(num_categories.max(initial=0)) // CATEGORY_BITS)
@@ -192,16 +197,9 @@ def margins_of(params: Params, x: Floats32) -> Floats:
         (OWN, float(stack[f"{OWN}count"][0, 0])),
     ):
         trees = Trees.from_params(stack, prefix)
-        add_trees(
-            np.ascontiguousarray(x),
-            np.array([0]),
-            np.array([len(x)]),
-            np.array([0]),
-            np.array([0]),
-            int(count),
-            *trees,
-            margins,
-        )
+        everything = ClientSpans.of_one_model(np.array([0]), np.array([len(x)]))
+        first = np.zeros(1, np.int64)
+        add_trees(np.ascontiguousarray(x), everything, first, int(count), trees, margins)
     return margins
 
 

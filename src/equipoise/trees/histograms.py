@@ -1,18 +1,20 @@
 """Compiled kernels of gradient boosting: bins, routing of rows, histograms and splits.
 
-Gradients and hessians are whole numbers of 2^-20 (`objectives.to_units`). Their sums are exact in
-int64 and in float64, so that neither the order of rows nor the split into clients changes a bit,
-and the sums of a node are exactly those of its parent minus those of its sibling.
+Gradients and hessians are whole numbers of a unit (`objectives.to_units`), and so are their sums:
+neither the order of rows nor the split into clients changes a bit, and the sums of a node are
+exactly those of its parent minus those of its sibling.
 
 A tree is a list of N nodes, see `ensemble.Trees`: node 0 is the root, the children of node i are
-`left[i]` and `left[i] + 1`, and a node with feature -1 is a leaf. While a tree is grown rows are at
-places of a complete tree (`RowPlaces`): the children of place i are 2i + 1 and 2i + 2. Places
-stay the same when nodes are numbered anew.
+`left[i]` and `left[i] + 1`, and a node with feature -1 is a leaf. While a tree is grown a client's
+rows are kept in the order of its nodes (`arrays.Segments`), as LightGBM does, so that a level costs
+the rows of the nodes that were split and of those whose sums are asked for.
 """
 
 # mypy: disallow-untyped-decorators=False
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
@@ -21,15 +23,20 @@ from equipoise.data.transforms import MISSING_INPUT
 from equipoise.trees.arrays import (
     CATEGORY_BITS,
     MAX_GRADIENT,
-    QUANTUM,
     Bytes,
+    ClientSpans,
     Flags,
     Floats,
     Floats32,
     Ints,
-    Places,
+    NodeTables,
+    Segments,
+    Sums,
     Units,
 )
+
+if TYPE_CHECKING:
+    from equipoise.trees.ensemble import Trees
 
 MISSING_BELOW = MISSING_INPUT / 10
 """Smaller inputs are missing."""
@@ -38,14 +45,12 @@ CATEGORY_SMOOTHING = 10.0
 MIN_HESSIAN = 1e-3
 """Smallest sum of hessians of a leaf."""
 BLOCK_ROWS = 2**17
-"""Rows that are summed at once: 2^17 hessians below 2^27 units need 44 bits."""
+"""Rows that are summed at once: 2^17 hessians of at most 2^26 units need 44 bits."""
 COUNT_BIT = 44
 """Hessians and rows share an int64: the number of rows stands above this bit."""
 COUNT_UNIT = 2**COUNT_BIT
-MAX_UNITS = MAX_GRADIENT / QUANTUM
-"""Largest absolute gradient and hessian in units."""
-DENSE_RATIO = 8
-"""From this many values per cell on, whole numbers are summed first."""
+DENSE_RATIO = 1
+"""From this many values per cell on, hessians and rows are summed in one word first."""
 BINS = 256
 """Bins of a byte."""
 
@@ -134,174 +139,159 @@ def _goes_left(value, threshold, missing_left, words):  # type: ignore[no-untype
 
 
 @njit(cache=True)
-def place_tables(
-    feature: Floats32,
-    threshold: Floats32,
-    missing_left: Floats32,
-    left: Floats32,
-    categories: Floats,
-    value: Floats,
-    edges: Floats,
-    offsets: Ints,
-    num_categories: Ints,
-    num_places: int,
-) -> tuple[Ints, Ints, Flags, Floats]:
-    """Prepare trees for rows that are in bins and at places.
+def node_tables(
+    trees: Trees, edges: Floats, offsets: Ints, num_categories: Ints
+) -> tuple[Ints, Ints, Ints, Flags]:
+    """Prepare trees for rows that are in bins.
 
     Args:
-        feature: Features of nodes `[G, C, N]`, -1 at leaves.
-        threshold: Largest values that go left `[G, C, N]`.
-        missing_left: 1 where missing values go left `[G, C, N]`.
-        left: Left children `[G, C, N]`.
-        categories: Categories that go left, as bits `[G, C, N, W]`.
-        value: Values of nodes `[G, C, N]`.
+        trees: One iteration of trees, without the axis T.
         edges: Ends of bins `[G, F, E]`.
         offsets: First cell of each feature `[G, F + 1]`.
         num_categories: Categories of each feature `[F]`; 0 for numbers.
-        num_places: Places of a tree H, 2^(depth + 1) - 1.
 
     Returns:
-        The node at each place `[G, C, H]`, -1 without; the feature of each node as a whole number
-        `[G, C, N]`; whether a bin goes left `[G, C, N, 256]`; the value at each place `[G, C, H]`,
-        below a leaf that of the leaf.
+        See `arrays.NodeTables`: the place of each node, its feature and left child as whole
+        numbers `[G, C, N]`, and whether a bin goes left `[G, C, N, 256]`.
     """
-    models, margins, num_nodes = feature.shape
-    node_at = np.full((models, margins, num_places), -1)
-    columns = np.full((models, margins, num_nodes), -1)
+    models, margins, num_nodes = trees.feature.shape
+    place = np.full((models, margins, num_nodes), -1)
+    column = np.full((models, margins, num_nodes), -1)
+    left = np.zeros((models, margins, num_nodes), np.int64)
     goes_left = np.zeros((models, margins, num_nodes, BINS), np.bool_)
-    value_at = np.zeros((models, margins, num_places))
     for g in range(models):
         for c in range(margins):
-            node_at[g, c, 0] = 0
-            for place in range(num_places):
-                node = node_at[g, c, place]
-                if node < 0:
-                    if place > 0:
-                        value_at[g, c, place] = value_at[g, c, (place - 1) // 2]
+            place[g, c, 0] = 0
+            for node in range(num_nodes):
+                f = np.int64(trees.feature[g, c, node])
+                if f < 0 or place[g, c, node] < 0:
                     continue
-                value_at[g, c, place] = value[g, c, node]
-                f = np.int64(feature[g, c, node])
-                if f < 0 or 2 * place + 2 >= num_places:
-                    continue
-                columns[g, c, node] = f
-                node_at[g, c, 2 * place + 1] = np.int64(left[g, c, node])
-                node_at[g, c, 2 * place + 2] = np.int64(left[g, c, node]) + 1
+                column[g, c, node] = f
+                child = np.int64(trees.left[g, c, node])
+                left[g, c, node] = child
+                place[g, c, child] = 2 * place[g, c, node] + 1
+                place[g, c, child + 1] = 2 * place[g, c, node] + 2
                 missing = offsets[g, f + 1] - offsets[g, f] - 1
-                words = categories[g, c, node]
+                threshold = trees.threshold[g, c, node]
+                words = trees.categories[g, c, node]
                 for b in range(missing):
                     if num_categories[f] > 0:
                         word = np.int64(words[b // CATEGORY_BITS])
                         goes_left[g, c, node, b] = (word >> (b % CATEGORY_BITS)) & 1 == 1
                     elif b < missing - 1:
-                        goes_left[g, c, node, b] = edges[g, f, b] <= threshold[g, c, node]
+                        goes_left[g, c, node, b] = edges[g, f, b] <= threshold
                     else:  # above all ends
                         last = edges[g, f, missing - 2] if missing >= 2 else -np.inf
-                        goes_left[g, c, node, b] = threshold[g, c, node] > last
-                goes_left[g, c, node, missing] = missing_left[g, c, node] > 0
-    return node_at, columns, goes_left, value_at
+                        goes_left[g, c, node, b] = threshold > last
+                goes_left[g, c, node, missing] = trees.missing_left[g, c, node] > 0
+    return place, column, left, goes_left
 
 
 @njit(cache=True)
-def advance_rows(
-    bins: Bytes,
-    start: Ints,
-    size: Ints,
-    model: Ints,
-    first_level: Ints,
-    level: int,
-    node_at: Ints,
-    columns: Ints,
-    goes_left: Flags,
-    places: Places,
-) -> None:
-    """Move rows down from one level of a tree to a deeper one, in place.
+def partition_rows(bins: Bytes, rows: ClientSpans, tree: NodeTables, segments: Segments) -> None:
+    """Divide the rows of nodes that were split since the last call, in place.
 
     Args:
         bins: Bins of all rows `[n, F]`.
-        start: First row of each client `[K]`.
-        size: Rows of each client `[K]`.
-        model: Which of the G trees each client uses `[K]`.
-        first_level: Level down to which rows of each client were moved before `[K]`.
-        level: The level to reach.
-        node_at: Node at each place `[G, C, H]`.
-        columns: Feature of each node `[G, C, N]`.
-        goes_left: Whether a bin goes left `[G, C, N, 256]`.
-        places: Place of each row `[C, n]`.
+        rows: The clients.
+        tree: One iteration of trees.
+        segments: The rows of nodes.
     """
-    for k in range(len(start)):
-        g = model[k]
-        for c in range(places.shape[0]):
-            nodes = node_at[g, c]
-            for i in range(start[k], start[k] + size[k]):
-                place = np.int64(0) if first_level[k] == 0 else np.int64(places[c, i])
-                for _ in range(first_level[k], level):
-                    node = nodes[place]
-                    if node < 0 or columns[g, c, node] < 0:
-                        break
-                    is_left = goes_left[g, c, node, bins[i, columns[g, c, node]]]
-                    place = 2 * place + 2 - is_left
-                places[c, i] = place
+    scratch = np.empty(max(rows.size.max(), 1), np.int32)
+    for k in range(len(rows.start)):
+        if rows.size[k] == 0:
+            continue
+        g = rows.model[k]
+        own = segments.number[k]
+        for c in range(len(segments.order)):
+            order = segments.order[c]
+            begin = segments.begin[own, c]
+            count = segments.length[own, c]
+            if count[0] < 0:
+                begin[0] = rows.start[k]
+                count[0] = rows.size[k]
+                for i in range(rows.start[k], rows.start[k] + rows.size[k]):
+                    order[i] = i
+            for node in range(tree.column.shape[2]):
+                f = tree.column[g, c, node]
+                if f < 0:
+                    continue
+                child = segments.slot[g, c, tree.left[g, c, node]]
+                if count[child] >= 0:
+                    continue
+                table = tree.goes_left[g, c, node]
+                first = begin[segments.slot[g, c, node]]
+                last = first + count[segments.slot[g, c, node]]
+                num_left = np.int64(0)
+                num_right = np.int64(0)
+                for j in range(first, last):
+                    i = order[j]
+                    is_left = np.int64(table[bins[i, f]])
+                    order[first + num_left] = i  # not behind j: what is there has been read
+                    scratch[num_right] = i
+                    num_left += is_left
+                    num_right += 1 - is_left
+                order[first + num_left : last] = scratch[:num_right]
+                other = segments.slot[g, c, tree.left[g, c, node] + 1]
+                begin[child] = first
+                count[child] = num_left
+                begin[other] = first + num_left
+                count[other] = num_right
 
 
 @njit(cache=True)
-def add_values(
-    start: Ints, size: Ints, model: Ints, places: Places, value_at: Floats, margins: Floats
+def add_leaves(
+    rows: ClientSpans, tree: NodeTables, value: Floats, segments: Segments, margins: Floats
 ) -> None:
     """Add the values of rows' leaves to their margins, in place.
 
     Args:
-        start: First row of each client `[K]`.
-        size: Rows of each client `[K]`.
-        model: Which of the G trees each client uses `[K]`.
-        places: Place of each row `[C, n]`.
-        value_at: Values of places `[G, C, H]`.
+        rows: The clients.
+        tree: One iteration of trees.
+        value: Values of nodes `[G, C, N]`.
+        segments: The rows of nodes, down to the leaves.
         margins: Sums of the leaves of all trees `[C, n]`.
     """
-    for k in range(len(start)):
-        for c in range(value_at.shape[1]):
-            values = value_at[model[k], c]
-            for i in range(start[k], start[k] + size[k]):
-                margins[c, i] += values[places[c, i]]
+    for k in range(len(rows.start)):
+        if rows.size[k] == 0:
+            continue
+        g = rows.model[k]
+        own = segments.number[k]
+        for c in range(len(margins)):
+            for node in range(value.shape[2]):
+                if tree.place[g, c, node] < 0 or tree.column[g, c, node] >= 0:
+                    continue
+                slot = segments.slot[g, c, node]
+                first = segments.begin[own, c, slot]
+                for j in range(first, first + segments.length[own, c, slot]):
+                    margins[c, segments.order[c, j]] += value[g, c, node]
 
 
 @njit(cache=True)
 def add_trees(
     x: Floats32,
-    start: Ints,
-    size: Ints,
-    model: Ints,
+    rows: ClientSpans,
     first_tree: Ints,
     last_tree: int,
-    feature: Floats32,
-    threshold: Floats32,
-    missing_left: Floats32,
-    left: Floats32,
-    categories: Floats,
-    value: Floats,
+    trees: Trees,
     margins: Floats,
 ) -> None:
     """Add trees to the margins of rows, one after another, in place.
 
     Args:
         x: Inputs `[n, F]`.
-        start: First row of each client `[K]`.
-        size: Rows of each client `[K]`.
-        model: Which of the G ensembles each client uses `[K]`.
+        rows: The clients.
         first_tree: First tree to be added for each client `[K]`.
         last_tree: End of the trees to be added.
-        feature: Features `[G, T, C, N]`, -1 at leaves.
-        threshold: Largest values that go left `[G, T, C, N]`.
-        missing_left: 1 where missing values go left `[G, T, C, N]`.
-        left: Left children `[G, T, C, N]`.
-        categories: Categories that go left, as bits `[G, T, C, N, W]`.
-        value: Values of nodes `[G, T, C, N]`.
+        trees: Trees of G models.
         margins: Margins of rows `[C, n]`.
     """
-    for k in range(len(start)):
-        g = model[k]
+    feature = trees.feature
+    for k in range(len(rows.start)):
+        g = rows.model[k]
         for t in range(first_tree[k], last_tree):
             for c in range(feature.shape[2]):
-                for i in range(start[k], start[k] + size[k]):
+                for i in range(rows.start[k], rows.start[k] + rows.size[k]):
                     node = np.int64(0)
                     while True:
                         f = np.int64(feature[g, t, c, node])
@@ -309,148 +299,138 @@ def add_trees(
                             break
                         is_left = _goes_left(
                             x[i, f],
-                            threshold[g, t, c, node],
-                            missing_left[g, t, c, node],
-                            categories[g, t, c, node],
+                            trees.threshold[g, t, c, node],
+                            trees.missing_left[g, t, c, node],
+                            trees.categories[g, t, c, node],
                         )
-                        node = np.int64(left[g, t, c, node]) + (0 if is_left else 1)
-                    margins[c, i] += value[g, t, c, node]
+                        node = np.int64(trees.left[g, t, c, node]) + (0 if is_left else 1)
+                    margins[c, i] += trees.value[g, t, c, node]
 
 
 @njit(cache=True)
 def sum_histograms(
     bins: Bytes,
-    start: Ints,
-    size: Ints,
-    model: Ints,
+    rows: ClientSpans,
     offsets: Ints,
-    places: Places,
-    asked_at: Ints,
+    segments: Segments,
+    asked: Ints,
     is_sampled: Flags,
     gradient: Units,
     hessian: Units,
-    out: Floats,
+    out: Sums,
 ) -> None:
     """Sum gradients, hessians and rows per client, node and cell (feature and bin).
 
-    Rows are taken node by node, so that the sums of a node stay in the processor's cache.
-
     Args:
         bins: Bins of all rows `[n, F]`.
-        start: First row of each client `[K]`.
-        size: Rows of each client `[K]`.
-        model: Which of the G models each client trains `[K]`.
+        rows: The clients.
         offsets: First cell of each feature `[G, F + 1]`.
-        places: Place of each row `[C, n]`.
-        asked_at: Which of the P sums the rows at a place belong to `[G, C, H]`; -1 for none.
-        is_sampled: Rows that the tree is grown on `[n]`.
+        segments: The rows of nodes.
+        asked: Nodes whose sums are asked for `[G, C, P]`; -1 for none.
+        is_sampled: Rows that the tree is grown on `[n]`; empty for all.
         gradient: Gradients in units `[C, n]`.
         hessian: Hessians in units `[C, n]`.
-        out: Sums `[K, C, P, cells, 3]`, 0 at the start.
+        out: Sums in units, and rows `[K, C, P, cells, 3]`; what they hold at the start is lost.
     """
     num_features = bins.shape[1]
-    num_asked = out.shape[2]
-    order = np.empty(max(size.max(), 1), np.int64)
-    asked = np.empty(max(size.max(), 1), np.int64)
-    own = np.zeros((out.shape[3], 2), np.int64)
-    ends = np.empty(num_asked + 1, np.int64)
-    for k in range(len(start)):
-        first_cell = offsets[model[k]].astype(np.uint64)
-        for c in range(places.shape[0]):
-            where = asked_at[model[k], c]
-            ends[:] = 0
-            for j in range(size[k]):
-                i = start[k] + j
-                place = where[places[c, i]] if is_sampled[i] else -1
-                asked[j] = place
-                if place >= 0:
-                    ends[place + 1] += 1
-            for p in range(num_asked):
-                ends[p + 1] += ends[p]
-            for j in range(size[k]):
-                if asked[j] >= 0:
-                    order[ends[asked[j]]] = start[k] + j
-                    ends[asked[j]] += 1
-            first = 0
-            for p in range(num_asked):
-                # After the pass above ends[p] is the end of p.
+    words = np.zeros((out.shape[3], 2), np.int64)
+    is_whole = len(is_sampled) == 0
+    for k in range(len(rows.start)):
+        g = rows.model[k]
+        own = segments.number[k]
+        first_cell = offsets[g].astype(np.uint64)
+        for c in range(out.shape[1]):
+            order = segments.order[c]
+            for p in range(out.shape[2]):
                 sums = out[k, c, p]
-                if (ends[p] - first) * num_features < DENSE_RATIO * len(own):
-                    for j in range(first, ends[p]):
+                sums[:] = 0
+                if asked[g, c, p] < 0 or rows.size[k] == 0:
+                    continue
+                slot = segments.slot[g, c, asked[g, c, p]]
+                first = segments.begin[own, c, slot]
+                end = first + segments.length[own, c, slot]
+                if (end - first) * num_features < DENSE_RATIO * len(words):
+                    for j in range(first, end):
                         i = order[j]
-                        g_value = gradient[c, i] * QUANTUM
-                        h_value = hessian[c, i] * QUANTUM
-                        for f in range(num_features):
-                            cell = first_cell[f] + np.uint64(bins[i, f])
-                            sums[cell, 0] += g_value
-                            sums[cell, 1] += h_value
-                            sums[cell, 2] += 1.0
-                    first = ends[p]
-                while first < ends[p]:
-                    last = min(first + BLOCK_ROWS, ends[p])
+                        if is_whole or is_sampled[i]:
+                            for f in range(num_features):
+                                cell = first_cell[f] + np.uint64(bins[i, f])
+                                sums[cell, 0] += gradient[c, i]
+                                sums[cell, 1] += hessian[c, i]
+                                sums[cell, 2] += 1
+                    continue
+                while first < end:
+                    last = min(first + BLOCK_ROWS, end)
                     for j in range(first, last):
                         i = order[j]
-                        g = np.int64(gradient[c, i])
-                        h = np.int64(hessian[c, i]) + COUNT_UNIT
-                        for f in range(num_features):
-                            cell = first_cell[f] + np.uint64(bins[i, f])
-                            own[cell, 0] += g
-                            own[cell, 1] += h
-                    for cell in range(own.shape[0]):
-                        count = own[cell, 1] >> COUNT_BIT
-                        sums[cell, 0] += own[cell, 0] * QUANTUM
-                        sums[cell, 1] += (own[cell, 1] - count * COUNT_UNIT) * QUANTUM
+                        if is_whole or is_sampled[i]:
+                            g_units = np.int64(gradient[c, i])
+                            h_units = np.int64(hessian[c, i]) + COUNT_UNIT
+                            for f in range(num_features):
+                                cell = first_cell[f] + np.uint64(bins[i, f])
+                                words[cell, 0] += g_units
+                                words[cell, 1] += h_units
+                    for cell in range(len(words)):
+                        count = words[cell, 1] >> COUNT_BIT
+                        sums[cell, 0] += words[cell, 0]
+                        sums[cell, 1] += words[cell, 1] - count * COUNT_UNIT
                         sums[cell, 2] += count
-                    own[:] = 0
+                    words[:] = 0
                     first = last
 
 
 @njit(cache=True)
 def check_histograms(
-    sums: Floats, offsets: Ints, max_gradient: float, max_hessian: float, slack: float
-) -> tuple[Ints, Floats]:
+    sums: Sums, offsets: Ints, max_gradient: float, max_hessian: float
+) -> tuple[Ints, Ints]:
     """Check the histograms of clients in one pass.
 
     Args:
-        sums: Sums `[K, C, nodes, cells, 3]`.
+        sums: Sums in units, and rows `[K, C, nodes, cells, 3]`.
         offsets: First cell of each feature `[F + 1]`.
-        max_gradient: Largest absolute gradient of a row.
-        max_hessian: Largest hessian of a row.
-        slack: Tolerance per row.
+        max_gradient: Largest absolute gradient of a row, in units.
+        max_hessian: Largest hessian of a row, in units.
 
     Returns:
-        Per client `[K]` the first violation (0 none, 1 counts, 2 sums, 3 totals), and the rows of
-        the level.
+        Per client `[K]` the first violation (0 none, 1 counts, 2 sums, 3 totals), and totals of
+        gradients, hessians and rows of each node `[K, C, nodes, 3]`.
     """
     clients, margins, num_nodes, _, _ = sums.shape
     violation = np.zeros(clients, np.int64)
-    rows = np.zeros(clients)
+    totals = np.zeros((clients, margins, num_nodes, 3), np.int64)
     for k in range(clients):
         for c in range(margins):
-            in_level = 0.0
             for node in range(num_nodes):
-                first = np.zeros(3)
+                cells = sums[k, c, node]
                 for f in range(len(offsets) - 1):
-                    total = np.zeros(3)
+                    all_g = np.int64(0)
+                    all_h = np.int64(0)
+                    all_n = np.int64(0)
+                    is_negative = False
+                    is_large = False
                     for cell in range(offsets[f], offsets[f + 1]):
-                        g = sums[k, c, node, cell, 0]
-                        h = sums[k, c, node, cell, 1]
-                        n = sums[k, c, node, cell, 2]
-                        if not (n >= 0 and n == np.rint(n)):
-                            violation[k] = 1
-                        most = n * (max_gradient + slack)
-                        if not (abs(g) <= most and 0 <= h <= n * (max_hessian + slack)):
-                            violation[k] = max(violation[k], 2) if violation[k] != 1 else 1
-                        total[0] += g
-                        total[1] += h
-                        total[2] += n
+                        g = np.int64(cells[cell, 0])
+                        h = np.int64(cells[cell, 1])
+                        n = np.int64(cells[cell, 2])
+                        if n < 0:
+                            is_negative = True
+                        if abs(g) > n * max_gradient or h > n * max_hessian or h < 0:
+                            is_large = True
+                        all_g += g
+                        all_h += h
+                        all_n += n
+                    own = totals[k, c, node]
                     if f == 0:
-                        first[:] = total
-                        in_level += total[2]
-                    elif violation[k] == 0 and (total != first).any():
-                        violation[k] = 3
-            rows[k] = max(rows[k], in_level)
-    return violation, rows
+                        own[0] = all_g
+                        own[1] = all_h
+                        own[2] = all_n
+                    elif own[0] != all_g or own[1] != all_h or own[2] != all_n:
+                        violation[k] = 3 if violation[k] == 0 else violation[k]
+                    if is_negative:
+                        violation[k] = 1
+                    elif is_large and violation[k] != 1:
+                        violation[k] = 2
+    return violation, totals
 
 
 @njit(cache=True, inline="always")
@@ -703,9 +683,9 @@ def choose_splits(
 
 
 @njit(cache=True, inline="always")
-def _to_units(value):  # type: ignore[no-untyped-def]
+def _to_units(value, unit):  # type: ignore[no-untyped-def]
     """Return a number as a whole number of units."""
-    return np.int32(np.rint(min(max(value / QUANTUM, -MAX_UNITS), MAX_UNITS)))
+    return np.int32(np.rint(min(max(value, -MAX_GRADIENT), MAX_GRADIENT) / unit))
 
 
 @njit(cache=True)
@@ -715,6 +695,7 @@ def logistic_gradients(
     start: Ints,
     size: Ints,
     margins: Floats,
+    unit: float,
     gradient: Units,
     hessian: Units,
 ) -> None:
@@ -726,6 +707,7 @@ def logistic_gradients(
         start: First row of each client `[K]`.
         size: Rows of each client `[K]`.
         margins: Margins `[C, n]`: one for two classes, else one per class.
+        unit: The unit.
         gradient: Gradients `[C, n]`.
         hessian: Hessians `[C, n]`.
     """
@@ -736,8 +718,8 @@ def logistic_gradients(
             w = weight[y[i]]
             if outputs == 1:
                 p = 1.0 / (1.0 + np.exp(-margins[0, i]))
-                gradient[0, i] = _to_units(w * (p - y[i]))
-                hessian[0, i] = _to_units(w * p * (1.0 - p))
+                gradient[0, i] = _to_units(w * (p - y[i]), unit)
+                hessian[0, i] = _to_units(w * p * (1.0 - p), unit)
                 continue
             highest = margins[0, i]
             for c in range(1, outputs):
@@ -748,5 +730,5 @@ def logistic_gradients(
                 total += shares[c]
             for c in range(outputs):
                 p = shares[c] / total
-                gradient[c, i] = _to_units(w * (p - (1.0 if y[i] == c else 0.0)))
-                hessian[c, i] = _to_units(w * p * (1.0 - p))
+                gradient[c, i] = _to_units(w * (p - (1.0 if y[i] == c else 0.0)), unit)
+                hessian[c, i] = _to_units(w * p * (1.0 - p), unit)

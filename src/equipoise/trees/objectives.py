@@ -6,7 +6,17 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from equipoise.trees.arrays import MAX_GRADIENT, QUANTUM, Floats, Ints, Targets, Units
+from equipoise.trees.arrays import (
+    COARSEST_UNIT,
+    MAX_GRADIENT,
+    MAX_INT32,
+    QUANTUM,
+    Floats,
+    Ints,
+    SumsType,
+    Targets,
+    Units,
+)
 
 MAX_LOG_RISK = 30.0
 """Largest absolute margin whose exponential is taken (survival)."""
@@ -33,15 +43,16 @@ class BoostingObjective(ABC):
 
     @abstractmethod
     def gradients(
-        self, y: Targets, margins: Floats, start: Ints, size: Ints
+        self, y: Targets, margins: Floats, start: Ints, size: Ints, unit: float = QUANTUM
     ) -> tuple[Units, Units]:
-        """Compute gradients and hessians as whole numbers of `QUANTUM`.
+        """Compute gradients and hessians as whole numbers of a unit.
 
         Args:
             y: Targets of all rows `[n, ...]`.
             margins: Margins of all rows `[C, n]`.
             start: First row of each client `[K]`.
             size: Rows of each client `[K]`.
+            unit: The unit, see `sums_unit`.
 
         Returns:
             Gradients and hessians `[C, n]`; only rows of these clients are defined.
@@ -85,14 +96,14 @@ class ClassificationBoosting(BoostingObjective):
         return np.asarray(logs)
 
     def gradients(
-        self, y: Targets, margins: Floats, start: Ints, size: Ints
+        self, y: Targets, margins: Floats, start: Ints, size: Ints, unit: float = QUANTUM
     ) -> tuple[Units, Units]:
         """Return w (p - [y = c]) and w p (1 - p)."""
         from equipoise.trees.histograms import logistic_gradients
 
         gradient = np.zeros(margins.shape, np.int32)
         hessian = np.zeros(margins.shape, np.int32)
-        logistic_gradients(y, self.class_weights, start, size, margins, gradient, hessian)
+        logistic_gradients(y, self.class_weights, start, size, margins, unit, gradient, hessian)
         return gradient, hessian
 
     def losses(self, y: Targets, margins: Floats, start: Ints, size: Ints) -> Floats:
@@ -139,14 +150,14 @@ class RegressionBoosting(BoostingObjective):
         return np.array([sums[1] / max(sums[0], 1.0)])
 
     def gradients(
-        self, y: Targets, margins: Floats, start: Ints, size: Ints
+        self, y: Targets, margins: Floats, start: Ints, size: Ints, unit: float = QUANTUM
     ) -> tuple[Units, Units]:
         """Return r and 1, or r / sqrt(1 + r^2) and (1 + r^2)^(-3/2), with r = margin - target."""
         residual = margins - self._standardised(y)[None]
         if not self.absolute:
-            return to_units(residual), to_units(np.ones_like(residual))
+            return to_units(residual, unit), to_units(np.ones_like(residual), unit)
         curve = np.sqrt(1.0 + residual**2)
-        return to_units(residual / curve), to_units(curve**-3)
+        return to_units(residual / curve, unit), to_units(curve**-3, unit)
 
     def losses(self, y: Targets, margins: Floats, start: Ints, size: Ints) -> Floats:
         """Return the squared or the absolute error, in standard deviations."""
@@ -176,7 +187,7 @@ class SurvivalBoosting(BoostingObjective):
         return np.zeros(1)
 
     def gradients(
-        self, y: Targets, margins: Floats, start: Ints, size: Ints
+        self, y: Targets, margins: Floats, start: Ints, size: Ints, unit: float = QUANTUM
     ) -> tuple[Units, Units]:
         """Return e_i A_i - d_i and e_i A_i - e_i^2 B_i.
 
@@ -190,7 +201,7 @@ class SurvivalBoosting(BoostingObjective):
             g, h = cox_gradients(y[rows, 0], y[rows, 1], margins[0, rows])
             gradient[0, rows] = g
             hessian[0, rows] = h
-        return to_units(gradient), to_units(hessian)
+        return to_units(gradient, unit), to_units(hessian, unit)
 
     def losses(self, y: Targets, margins: Floats, start: Ints, size: Ints) -> Floats:
         """Return `event_i (log R_i - margin_i)` of each row, with the risk set of its client."""
@@ -244,10 +255,30 @@ def _cox_losses(time: Floats, event: Floats, log_risk: Floats) -> Floats:
     return losses
 
 
-def to_units(values: Floats) -> Units:
-    """Round to whole numbers of 2^-20 within [-64, 64], so that sums are exact in any order."""
+def to_units(values: Floats, unit: float = QUANTUM) -> Units:
+    """Round to whole numbers of a unit within [-64, 64], so that sums are exact in any order."""
     clipped = np.clip(values, -MAX_GRADIENT, MAX_GRADIENT)
-    return np.asarray(np.rint(clipped / QUANTUM), np.int32)
+    return np.asarray(np.rint(clipped / unit), np.int32)
+
+
+def sums_unit(max_sum: float) -> float:
+    """Return the unit of gradients and hessians.
+
+    It is the finest one of 2^-20 to 2^-16 in which a client's sums fit into 32 bits, which halves
+    what is sent; and 2^-20, with sums of 64 bits, if there is none.
+
+    Args:
+        max_sum: Bound of a client's sums; 0 if it is not known.
+    """
+    unit = QUANTUM
+    while max_sum / unit > MAX_INT32:
+        unit *= 2
+    return unit if unit <= COARSEST_UNIT else QUANTUM
+
+
+def sums_type(max_sum: float) -> SumsType:
+    """Return the type of a client's sums in units of `sums_unit`."""
+    return np.int32 if 0 < max_sum <= MAX_INT32 * sums_unit(max_sum) else np.int64
 
 
 def quantise(values: Floats) -> Floats:
