@@ -21,7 +21,7 @@ import torch
 from benchmarks.lab.provenance import measured
 from benchmarks.speed.processes import ROUNDS, TURN, logistic
 from equipoise.core import State
-from equipoise.experiment.multiprocess import forked
+from equipoise.experiment.multiprocess import fork_workers
 from equipoise.methods.fedavg import FedAvg
 from equipoise.simulation import aggregation_guard, executors, ipc, multiprocess, server_loop
 from equipoise.simulation.client_store import ClientStore
@@ -122,7 +122,7 @@ def parts_of(epochs: int, seconds: float, parts: Parts) -> dict[str, Any]:
         serve(mine, group)
         group.wait_sent(group.send(0, _cheapest(found[2:])), 0)
 
-    with forked(2, follow) as group:
+    with fork_workers(2, follow) as group:
         executor = MultiProcessExecutor(Worker(inner(), group, True), group)
         ways = {
             "1 process": FederatedSimulation(

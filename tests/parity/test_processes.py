@@ -106,7 +106,7 @@ def _simulate(kind, method, task, processes, rounds=3, participation=0.9):
 
     if processes == 1:
         return finished(lambda *_: inner())
-    with multiprocess.forked(
+    with multiprocess.fork_workers(
         processes, lambda group: serve(Worker(inner(), group, True), group)
     ) as group:
         spread = MultiProcessExecutor(Worker(inner(), group, True), group)
@@ -191,7 +191,7 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
         group = TorchrunGroup(group.rank, group.size)
         serve(Worker(inner(), group, True), group)
 
-    with multiprocess.forked(2, follow) as unused:
+    with multiprocess.fork_workers(2, follow) as unused:
         unused.leave()
         group = TorchrunGroup(0, 2)
         spread = MultiProcessExecutor(Worker(inner(), group, True), group)

@@ -211,7 +211,9 @@ def multiprocess_executor(
                     "device"
                 )
             group = end.enter_context(
-                forked(resources.processes, lambda group: _work(settings, task, group, budget))
+                fork_workers(
+                    resources.processes, lambda group: _work(settings, task, group, budget)
+                )
             )
         end.callback(group.leave)
         for process in range(1, group.size):
@@ -261,7 +263,7 @@ def _worker(
 
 
 @contextlib.contextmanager
-def forked(count: int, work: Callable[[ProcessGroup], None]) -> Iterator[ProcessGroup]:
+def fork_workers(count: int, work: Callable[[ProcessGroup], None]) -> Iterator[ProcessGroup]:
     """Fork worker processes, which end with this one, however it ends.
 
     Args:

@@ -273,7 +273,7 @@ class SiteModels:
         parts = [
             member.outputs(model, client, x) for member, x in zip(self.members, inputs, strict=True)
         ]
-        return _averaged(parts, [member.card.target for member in self.members])
+        return _ensemble_mean(parts, [member.card.target for member in self.members])
 
     def probability(
         self, model: str, client: int | None, rows: object, horizon: float
@@ -293,7 +293,7 @@ def horizon_column(horizon: float) -> str:
     return f"p(event by {horizon:g})"
 
 
-def _averaged(parts: Sequence[Tensor], targets: Sequence[Target]) -> Tensor:
+def _ensemble_mean(parts: Sequence[Tensor], targets: Sequence[Target]) -> Tensor:
     """Average outputs of an ensemble: probabilities of classes, values, or risks."""
     if len(parts) == 1:
         return parts[0]
