@@ -1,11 +1,13 @@
-"""The pictures of the README, from committed results, and the one of the page on inputs, from the
-sample of tables: `python -m benchmarks.pictures` (extra `plot`).
+"""The pictures of the README and of the documents, from committed results (titles name the seeds of
+the cells that are shown), and the one of the page on inputs, from the sample of tables: `python -m
+benchmarks.pictures` (extra `plot`).
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,7 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import equipoise as eq
-from benchmarks.lab import Results
+from benchmarks import what_pays
+from benchmarks.lab import Record, Results
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.studies.synthetic import summaries
 from equipoise.data.tabular.sample import write_sample
@@ -34,10 +37,15 @@ STYLE: Any = {
 }
 
 
-def both_customers(axes: Axes) -> None:
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#999999")
+"""Of curves, in the order of their labels; readable with colour blindness."""
+
+
+def both_customers(figure: Figure) -> None:
     """Global against personal accuracy on Synthetic, methods at their defaults: means and
     deviations over seeds.
     """
+    axes = figure.subplots()
     found = summaries(Results(RESULTS / "synthetic"), "default")
     scores = {
         method: [
@@ -85,8 +93,130 @@ def both_customers(axes: Axes) -> None:
     axes.set_title("Both customers at once: Synthetic, 200 rounds, defaults", fontsize=9)
 
 
-def speed(axes: Axes) -> None:
+def page_curves(figure: Figure) -> None:
+    """Global and local accuracy by round of FedAvg and PAGE on Synthetic."""
+    cells = Results(RESULTS / "readings")
+    shown = {
+        "fedavg": cells.where(column="synthetic-900", variant="fedavg"),
+        "page": cells.where(column="synthetic-900", variant="relative"),
+    }
+    _curves(figure, shown, {"global": 1, "local": 2}, f"Synthetic, {_seeds(shown.values())}")
+
+
+def fedpolicy_curves(figure: Figure) -> None:
+    """Personal and global accuracy by round of redistribution policies, mean over populations."""
+    cells = Results(RESULTS / "redistribution")
+    variants = {
+        "fedavg": "fedavg",
+        "gate": "gate",
+        "full for 80 %, then none": "full:0.8,none",
+        "trained": "trained",
+    }
+    found = {label: cells.where(variant=variant) for label, variant in variants.items()}
+    places = [{(r.axes["population"], r.axes["seed"]) for r in some} for some in found.values()]
+    common = set.intersection(*places)
+    shown = {
+        label: [r for r in some if (r.axes["population"], r.axes["seed"]) in common]
+        for label, some in found.items()
+    }
+    populations = len({population for population, _ in common})
+    title = f"Fashion-MNIST, {populations} populations, {_seeds(shown.values())}"
+    _curves(figure, shown, {"personal": 1, "global": 2}, title, band=False)
+
+
+def finetuning(figure: Figure) -> None:
+    """Personal accuracy of every method on Synthetic, as it is and after the same fine-tuning."""
+    axes = figure.subplots()
+    cells = Results(RESULTS / "synthetic")
+    found = summaries(cells, "default")
+    means = {
+        method: (
+            100 * fmean(s.personal.acc for s in some),
+            100 * fmean(s.finetuned.scores.acc for s in some if s.finetuned),
+        )
+        for method, some in found.items()
+        if all(s.personal and s.finetuned for s in some)
+    }
+    order = sorted(means, key=lambda method: means[method][1])
+    for place, method in enumerate(order):
+        before, after = means[method]
+        axes.plot([before, after], [place, place], color="#bbbbbb", linewidth=1.5, zorder=1)
+    axes.scatter([means[m][0] for m in order], range(len(order)), s=18, color=OTHERS, label="as is")
+    axes.scatter(
+        [means[m][1] for m in order], range(len(order)), s=18, color=OURS, label="fine-tuned"
+    )
+    axes.set_yticks(range(len(order)), order, fontsize=7)
+    axes.set(xlabel="the clients' own models, accuracy %")
+    axes.legend(frameon=False, fontsize=8)
+    seeds = _seeds([cells.where(settings="default")])
+    axes.set_title(f"Fine-tuning for everybody: Synthetic, 200 rounds, {seeds}", fontsize=9)
+
+
+def what_pays_points(figure: Figure) -> None:
+    """Points of accuracy by setting, with 95 % intervals: the certain ones of what pays."""
+    axes = figure.subplots()
+    known = [row for row in what_pays.rows() if row[1].verdict != "tie"]
+    known.sort(key=lambda row: row[1].mean)
+    for place, (question, found, _, _) in enumerate(known):
+        colour = OURS if question.column == "global" else OTHERS
+        axes.plot([found.low, found.high], [place, place], color=colour, linewidth=1.2)
+        axes.plot(found.mean, place, "o", color=colour, markersize=4)
+    labels = [f"{q.setting} / {q.instead}".replace("`", "") for q, *_ in known]
+    axes.set_yticks(range(len(known)), labels, fontsize=7)
+    axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
+    axes.plot([], [], "o-", color=OURS, markersize=4, label="global model")
+    axes.plot([], [], "o-", color=OTHERS, markersize=4, label="personal models")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set(xlabel="points of accuracy, with 95 % intervals")
+    axes.set_title("Setting / instead of", fontsize=9)
+
+
+def _curves(
+    figure: Figure,
+    shown: Mapping[str, Sequence[Record]],
+    columns: Mapping[str, int],
+    title: str,
+    *,
+    band: bool = True,
+) -> None:
+    """Draw one panel per column: the mean over cells by round, in a band from least to most.
+
+    Args:
+        figure: Where to draw.
+        shown: Cells by the label of their curve.
+        columns: Place of each score in a point of a cell's `curve`, by name.
+        title: Text above the panels.
+        band: Whether to draw the band: not over cells that differ in more than the seed.
+    """
+    panels: Sequence[Axes] = figure.subplots(1, len(columns), squeeze=False)[0]
+    for axes, (name, column) in zip(panels, columns.items(), strict=True):
+        for colour, (label, records) in zip(COLOURS, shown.items(), strict=False):
+            rounds = [point[0] for point in records[0]["curve"]]
+            values = [[point[column] for point in record["curve"]] for record in records]
+            means = [fmean(some) for some in zip(*values, strict=True)]
+            axes.plot(rounds, means, color=colour, linewidth=1.4, label=label)
+            if band:
+                least = [min(some) for some in zip(*values, strict=True)]
+                most = [max(some) for some in zip(*values, strict=True)]
+                axes.fill_between(rounds, least, most, color=colour, alpha=0.12, linewidth=0)
+        axes.set(xlabel="round", ylabel=f"{name} accuracy %")
+    panels[-1].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.suptitle(title, fontsize=9)
+
+
+def _seeds(cells: Iterable[Sequence[Record]]) -> str:
+    """Name the seeds of cells: "seeds 11 to 15"."""
+    seeds = sorted({record.axes["seed"] for records in cells for record in records})
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if seeds[-1] - seeds[0] == len(seeds) - 1:
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"
+
+
+def speed(figure: Figure) -> None:
     """Milliseconds of one round of 100 clients, against peers on the same machine."""
+    axes = figure.subplots()
     measured = json.loads((RESULTS / "peers.json").read_text())["W1, 1 epoch(s)"]
     order = sorted(measured, key=lambda name: -measured[name]["ms"])
     times = [measured[name]["ms"] for name in order]
@@ -112,8 +242,9 @@ def explained_sample() -> Explanation:
         return run.explain()
 
 
-def inputs(bars: Axes, curve: Axes) -> None:
+def inputs(figure: Figure) -> None:
     """Importance of the inputs, and partial dependence of the most important number, by site."""
+    bars, curve = figure.subplots(1, 2)
     found = explained_sample()
     shown = found.importances[::-1]
     names = [one.column for one in shown]
@@ -135,12 +266,23 @@ def inputs(bars: Axes, curve: Axes) -> None:
     curve.set(xlabel=numbers[0].column, ylabel=found.outputs[0])
 
 
+PICTURES: dict[Callable[[Figure], None], tuple[float, float]] = {
+    both_customers: (6.0, 4.2),
+    speed: (6.0, 2.4),
+    page_curves: (6.4, 2.6),
+    fedpolicy_curves: (6.4, 2.6),
+    finetuning: (6.0, 4.6),
+    what_pays_points: (6.4, 3.8),
+    inputs: (7.0, 2.8),
+}
+"""What draws each picture, with its width and height in inches."""
+
+
 def main() -> None:
-    pictures = ((both_customers, (6.0, 4.2), 1), (speed, (6.0, 2.4), 1), (inputs, (7.0, 2.8), 2))
-    for draw, size, panels in pictures:
+    for draw, size in PICTURES.items():
         with rc_context(STYLE):
             figure = Figure(figsize=size, layout="constrained", facecolor="white")
-            draw(*figure.subplots(1, panels, squeeze=False)[0])
+            draw(figure)
             metadata: dict[str, Any] = {"Date": None}
             figure.savefig(OUT / f"{draw.__name__}.svg", metadata=metadata)
 

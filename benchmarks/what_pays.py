@@ -193,19 +193,19 @@ QUESTIONS: tuple[Question, ...] = (
     *synthetic("feddyn", "fedavg"),
     *both(
         "4 install",
-        "`fedpolicy`, full for 80 % of the rounds, then none",
+        "`fedpolicy`, the gate",
         "`fedavg`",
         "redistribution",
-        variant("full:0.8,none"),
+        variant("gate"),
         variant("fedavg"),
         "population",
     ),
     *both(
         "4 install",
-        "`fedpolicy`, trained",
+        "`fedpolicy`, the gate",
         "full for 80 % of the rounds, then none",
         "redistribution",
-        variant("trained"),
+        variant("gate"),
         variant("full:0.8,none"),
         "population",
     ),
@@ -229,11 +229,11 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         *(
             "5 personal",
-            "`fedpolicy`, trained, then fine-tuned",
+            "`fedpolicy`, the gate, then fine-tuned",
             "`fedavg`, fine-tuned",
             "redistribution",
         ),
-        *(Side(accuracy("tuned"), variant("trained")), Side(accuracy("tuned"), variant("fedavg"))),
+        *(Side(accuracy("tuned"), variant("gate")), Side(accuracy("tuned"), variant("fedavg"))),
         *("personal", "population"),
     ),
     Question(
@@ -304,11 +304,18 @@ def page() -> str:
     lines = [
         "# What pays",
         "",
-        "For a reader in a hurry: which decision of a round, set how, was worth how many points",
-        "of accuracy in our own measurements. Written by `python -m benchmarks.what_pays` from",
-        "the committed results. Positive means that the setting is better than what stands beside",
-        "it; intervals are 95 %, over federations, or over seeds where there is one federation.",
-        "An interval over few federations says little about yours: try `equipoise compare`.",
+        "After this page you know which setting of a round was worth how many points of accuracy",
+        "in our own measurements.",
+        "",
+        "![Points of accuracy by setting, with intervals](../pictures/what_pays_points.svg)",
+        "",
+        "*The certain differences of the tables below. Drawn by `python -m benchmarks.pictures`;",
+        "the studies in the last column name the seeds.*",
+        "",
+        "Positive means that the setting is better than the one in the column *instead of*.",
+        "Intervals are 95 %, over federations, or over seeds if there is one federation. An",
+        "interval over few federations says little about yours: try `equipoise compare`. The",
+        "tables are written by `python -m benchmarks.what_pays` from the committed results.",
         "",
     ]
     head = (
@@ -329,6 +336,13 @@ def page() -> str:
             if chosen
             else ["Nothing that was measured.", ""]
         )
+    lines += [
+        "## Where to go next",
+        "",
+        "- [Which method should I use?](../which-method.md)",
+        "- [When federated learning does not pay](when-it-does-not-pay.md).",
+        "",
+    ]
     return "\n".join(lines)
 
 

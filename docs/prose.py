@@ -78,7 +78,6 @@ CODE = re.compile(r"```.*?```|`[^`]*`|<!--.*?-->", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 GUIDED = ("tutorials", "how-to", "explanation", "reference", "docs")
 """Folders whose pages begin with an aim and end with where to go next."""
-GENERATED = {"what-pays.md"}
 
 
 def pages() -> list[Path]:
@@ -88,7 +87,7 @@ def pages() -> list[Path]:
     return [
         ROOT / "README.md",
         *sorted(DOCS.glob("*.md")),
-        *(p for p in found if p.name not in GENERATED),
+        *found,
     ]
 
 
@@ -127,7 +126,7 @@ def problems(page: Path) -> list[str]:
     ]
     if page.parent.name == "how-to":
         found += _too_long(text, str(name))
-    if page.parent.name in GUIDED and page.name not in GENERATED:
+    if page.parent.name in GUIDED:
         if "After this page you" not in text:
             found.append(f"{name}: say what the reader can do: 'After this page you ...'")
         if "\n## Where to go next\n" not in text:

@@ -60,6 +60,8 @@ def test_figures_are_those_of_the_results_page() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_page_says_when_to_use_the_method_and_has_the_usual_sections(name: str) -> None:
     text = (options.DOCS / "methods" / f"{name}.md").read_text()
+    for heading in ("## Equations", "## Deviations from the paper", "## Reference"):
+        assert f"\n{heading}\n" in text, heading
     wanted = ["## When to use it", "## Options", "## How it compares"]
     places = [text.find(f"\n{heading}\n") for heading in wanted]
     assert -1 not in places, dict(zip(wanted, places, strict=True))

@@ -24,7 +24,7 @@ from benchmarks.lab.provenance import measured
 from equipoise.core import TrainingConfig
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.transforms import PixelTransform
-from equipoise.experiment.multiprocess import forked
+from equipoise.experiment.multiprocess import fork_workers
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models import MODELS
 from equipoise.simulation.executor_selection import MakeExecutor, available_cores
@@ -73,7 +73,7 @@ def round_of_processes(data: Federation, processes: int) -> Iterator[Round]:
     client after another.
     """
     inner = partial(Loop, FedAvg(), task_of(data), TRAINING, 0, ROUNDS)
-    with forked(processes, lambda group: _follow(inner, group)) as group:
+    with fork_workers(processes, lambda group: _follow(inner, group)) as group:
         spread = MultiProcessExecutor(Worker(inner(), group, False), group)
         yield equipoise_round(data, lambda *_: spread)
         spread.close()

@@ -22,7 +22,7 @@ import torch
 from benchmarks.lab.provenance import measured
 from benchmarks.speed import conv, engine
 from equipoise.core import Task, TrainingConfig
-from equipoise.experiment.multiprocess import forked
+from equipoise.experiment.multiprocess import fork_workers
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
 from equipoise.simulation.executors import InProcessExecutor, Loop, Stacked
@@ -69,7 +69,7 @@ def scaling(
         return FederatedSimulation(FedAvg(), task, training, schedule, lambda *_: make()).run_round
 
     pids = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    with forked(processes, lambda group: serve(Worker(inner(), group, True), group)) as group:
+    with fork_workers(processes, lambda group: serve(Worker(inner(), group, True), group)) as group:
         others = [int(pid) for pid in pids.read_text().split()]
         spread = MultiProcessExecutor(Worker(inner(), group, True), group)
         ways = {"one": round_of(inner), "several": round_of(lambda: spread)}

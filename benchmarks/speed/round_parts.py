@@ -21,7 +21,7 @@ import torch
 from benchmarks.lab.provenance import measured
 from benchmarks.speed.processes import ROUNDS, TURN, logistic
 from equipoise.core import State
-from equipoise.experiment.multiprocess import forked
+from equipoise.experiment.multiprocess import fork_workers
 from equipoise.methods.fedavg import FedAvg
 from equipoise.simulation import aggregation_guard, executors, ipc, multiprocess, server_loop
 from equipoise.simulation.client_store import ClientStore
@@ -38,7 +38,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         *(
             (aggregation_guard.UpdateDiagnostics, "compute"),
             (CohortResults, "partial_sums"),
-            (Worker, "sums"),
+            (Worker, "sum_chunks"),
             (multiprocess.RemoteCohortResults, "partial_sums"),
         ),
         *((server_loop, "aggregate_with_fault_isolation"), (server_loop, "norm_outliers")),
@@ -47,12 +47,12 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         (executors, "evaluate_on_server"),
         (multiprocess, "evaluate_on_server"),
     ],
-    "what clients keep": [(ClientStore, name) for name in ("held", "commit", "count")],
+    "what clients keep": [(ClientStore, name) for name in ("client_state", "commit", "count")],
     "planning and messages": [
         *(
             (MultiProcessExecutor, "run_clients"),
             (MultiProcessExecutor, "ask"),
-            (multiprocess.RemoteCohortResults, "of"),
+            (multiprocess.RemoteCohortResults, "from_answers"),
             (Worker, "run"),
         ),
         *(
@@ -120,9 +120,9 @@ def parts_of(epochs: int, seconds: float, parts: Parts) -> dict[str, Any]:
 
         mine.answer = answer  # type: ignore[method-assign]
         serve(mine, group)
-        group.sent(group.send(0, _cheapest(found[2:])), 0)
+        group.wait_sent(group.send(0, _cheapest(found[2:])), 0)
 
-    with forked(2, follow) as group:
+    with fork_workers(2, follow) as group:
         executor = MultiProcessExecutor(Worker(inner(), group, True), group)
         ways = {
             "1 process": FederatedSimulation(

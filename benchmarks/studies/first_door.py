@@ -25,10 +25,17 @@ from benchmarks.lab.tables import mean, spread, table
 from benchmarks.natural_tables import FOLDER
 from equipoise.data.federated_dataset import Target
 from equipoise.data.tabular.table import Table
-from equipoise.experiment import new_rows
 from equipoise.experiment.choose import choose
 from equipoise.experiment.compare import compare
 from equipoise.experiment.row_outputs import USED
+from equipoise.experiment.site_models import SiteModels, load_models
+from equipoise.experiment.site_rows import (
+    encoded_targets,
+    feature_columns,
+    labelled_mask,
+    read_rows,
+    split_by_site,
+)
 from equipoise.tasks.tables import SPEC
 from equipoise.training.objectives import objective_of
 
@@ -128,11 +135,11 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     seconds = time.process_time() - start
     decision = choice.decision
     assert decision is not None
-    models = new_rows.load_models(chosen)
-    linear = _fit_linear(models, _sites(models, new_rows.read_rows(train, column), column))
+    models = load_models(chosen)
+    linear = _fit_linear(models, _sites(models, read_rows(train, column), column))
     metric = METRICS.get(cell.axes["data"], "auc")
     scores: dict[str, list[float]] = {}
-    for site in _sites(models, new_rows.read_rows(test, column), column):
+    for site in _sites(models, read_rows(test, column), column):
         outputs = {kind: models.outputs(kind, site.client, site.rows) for kind in site.models}
         outputs[USED] = outputs[models.model_of(site.client)]
         for name, fitted in linear.items():
@@ -187,18 +194,18 @@ class Site(NamedTuple):
     y: Tensor
 
 
-def _sites(models: new_rows.SiteModels, rows: Table, column: str) -> list[Site]:
+def _sites(models: SiteModels, rows: Table, column: str) -> list[Site]:
     """Return the labelled rows of each site."""
-    labelled = new_rows._is_labelled(models, rows)
+    labelled = labelled_mask(models, rows)
     assert labelled is not None
     known = rows.take(np.flatnonzero(labelled))
     found = []
-    for site in new_rows.split_by_site(models, known, None, column):
+    for site in split_by_site(models, known, None, column):
         own = known.take(site.rows)
-        inputs = new_rows._features(models, own, column)
+        inputs = feature_columns(models, own, column)
         member = models.members[0]
         x = member.inputs(inputs, site.client)
-        y = new_rows._targets(models, own)
+        y = encoded_targets(models, own)
         found.append(Site(site.client, member.models_of(site.client), inputs, x, y))
     return found
 
@@ -221,9 +228,7 @@ class Linear(NamedTuple):
         return torch.cat([torch.zeros_like(found), found], dim=1)
 
 
-def _fit_linear(
-    models: new_rows.SiteModels, sites: list[Site]
-) -> dict[str, dict[int | None, Linear]]:
+def _fit_linear(models: SiteModels, sites: list[Site]) -> dict[str, dict[int | None, Linear]]:
     """Fit one linear model on all rows (client None), and one on those of each client."""
     clients = sorted({site.client for site in sites if site.client is not None})
     own: dict[int | None, Linear] = {

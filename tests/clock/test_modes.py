@@ -141,7 +141,7 @@ def test_equal_devices_are_the_rounds_without_a_clock_to_the_bit(name, executor,
     )
     assert largest_difference(timed.params, plain.params) == 0
     assert largest_difference(timed.server_state, plain.server_state) == 0
-    assert largest_difference(timed.store.saved(), plain.store.saved()) == 0
+    assert largest_difference(timed.store.state_dict(), plain.store.state_dict()) == 0
     assert [log.personal for log in timed.logs] == [log.personal for log in plain.logs]
 
 
@@ -151,7 +151,7 @@ def test_one_client_at_a_time_is_a_cohort_of_one_to_the_bit(name):
     one = clocked(name, task, ClockConfig(mode="async", buffer=1), 8, participation=1 / 6)
     plain = simulate(find_method(name)(), task, 8, participation=1 / 6)
     assert largest_difference(one.params, plain.params) == 0
-    assert largest_difference(one.store.saved(), plain.store.saved()) == 0
+    assert largest_difference(one.store.state_dict(), plain.store.state_dict()) == 0
     assert [log.ids for log in one.logs] == [log.ids for log in plain.logs]
     assert all(log.staleness.max == 0 for log in one.logs)
 

@@ -15,7 +15,7 @@ import equipoise
 from decision.conftest import OPTIONS, QUICK, SITES
 from equipoise.cli import main
 from equipoise.experiment.decision import final_rounds, read_decision
-from equipoise.experiment.new_rows import load_models
+from equipoise.experiment.site_models import load_models
 from equipoise.records.run_dir import RunFolder
 from equipoise.utils import serialization
 

@@ -21,8 +21,10 @@ from equipoise.experiment.detailed_scores import (
     group_scores,
     hidden_groups,
 )
-from equipoise.experiment.new_rows import evaluate_rows, load_models, read_rows
+from equipoise.experiment.new_rows import evaluate_rows
 from equipoise.experiment.row_outputs import RowOutputs
+from equipoise.experiment.site_models import load_models
+from equipoise.experiment.site_rows import read_rows
 from equipoise.report.evaluation_page import calibration_figure, render_evaluation
 from equipoise.utils.errors import UsageError
 

@@ -28,7 +28,7 @@ from equipoise.experiment.explanation import (
     response,
     score_drops,
 )
-from equipoise.experiment.new_rows import load_models
+from equipoise.experiment.site_models import load_models
 from equipoise.training.objectives import objective_of
 from equipoise.utils.errors import UsageError
 

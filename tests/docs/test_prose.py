@@ -1,5 +1,6 @@
 """The documents are written in short sentences, and tell where to go next."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,15 @@ def test_the_glossary_is_sorted_and_has_thirty_terms() -> None:
     rows = [line for line in glossary.splitlines() if line.startswith("| ")]
     assert len(rows) >= 30
     assert rows[2:] == sorted(rows[2:], key=lambda row: row.lower())
+
+
+PICTURE = re.compile(r"^!\[.*\]\((?P<file>.*)\)\n\n(?P<caption>\*(?:[^*]+)\*)?", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", prose.pages(), ids=lambda page: page.stem)
+def test_every_figure_has_a_caption_with_its_command(page: Path) -> None:
+    for figure in PICTURE.finditer(page.read_text()):
+        assert (page.parent / figure["file"]).is_file(), figure[0]
+        assert figure["caption"], f"{page.name}: {figure['file']} has no caption"
+        drawn = re.search(r"(Drawn|Made) by\s+(`|hand)", figure["caption"])
+        assert drawn, f"{page.name}: the caption of {figure['file']} names no command"

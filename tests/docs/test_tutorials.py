@@ -20,7 +20,7 @@ TUTORIALS = prose.DOCS / "tutorials"
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"```(?:yaml|python)\n# (\S+\.(?:yaml|py))\n(.*?)```", re.DOTALL)
 """A block whose first line names the file in which a reader saves it."""
-SET_UP = ("pip", "python3", ".", "make", "cd")
+SET_UP = ("pip", "python3", ".", "make", "cd", "export")
 """Commands that the test's own environment has done already."""
 SMALLER = {"--rounds": "2", "--seeds": "1", "--trials": "2", "--steps": "200"}
 """Numbers that a page has for good scores: they are for a reader's patience."""
@@ -96,7 +96,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.chdir(folder):
         for line in (
             "equipoise data sample clinics/",
-            "equipoise compare --data clinics/ --target readmitted --rounds 2 --out runs/clinics",
+            "equipoise compare --methods fedavg,local --seeds 1 --rounds 2 --data clinics/ "
+            "--target readmitted --out runs/clinics",
             "equipoise choose runs/clinics",
             "equipoise run --rounds 2 --out runs/first",
             "equipoise compare --methods fedavg,local --seeds 1 --rounds 2 --out runs/compare",

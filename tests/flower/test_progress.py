@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -178,3 +179,19 @@ def test_the_app_tells_the_command_to_start_it_with_ca(
     assert "flower run " in (text := capsys.readouterr().out)
     assert "--ca certs/ca.pem" in text
     assert launch.read_app_options(tmp_path / "app")["task"] == "remote-tables"
+
+
+def test_flower_is_not_let_to_colour_its_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    seen: dict[str, str] = {}
+
+    def call(*_: Any, env: dict[str, str], **__: Any) -> CompletedProcess[str]:
+        seen.update(env)
+        return CompletedProcess([], 0, '{"runs": [{"status": "running"}]}', "")
+
+    monkeypatch.setattr(launch.subprocess, "run", call)
+    assert FlowerCli(str(tmp_path), "127.0.0.1:8000", None).status("7") == "running"
+    assert "FORCE_COLOR" not in seen
+    assert "PATH" in seen

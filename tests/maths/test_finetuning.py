@@ -10,7 +10,7 @@ from equipoise.experiment.evaluation import (
     FINETUNE_LR_FACTORS,
     _best_setting,
     _first_best,
-    finetuned,
+    score_finetuned,
 )
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
@@ -20,7 +20,7 @@ from helpers import simulate, small_task
 @pytest.mark.parametrize("method", [FedAvg(), Ditto()], ids=lambda m: m.name)
 def test_both_executors_tune_alike(method):
     one, other = (
-        finetuned(simulate(method, small_task("mlp"), 2, executor))
+        score_finetuned(simulate(method, small_task("mlp"), 2, executor))
         for executor in ("loop", "stacked")
     )
     assert one.scores == pytest.approx(other.scores, abs=1e-9)
@@ -30,7 +30,7 @@ def test_both_executors_tune_alike(method):
 def test_the_score_is_that_of_the_chosen_rate_and_epochs():
     task = small_task("mlp")
     run = simulate(FedAvg(), task, 1)
-    result = finetuned(run)
+    result = score_finetuned(run)
     assert result.epochs > 0
     rate = FINETUNE_LR_FACTORS.index(round(result.lr / task.info.training.lr, 6))
     ids, models = torch.arange(6), run.personal_models()[1]

@@ -106,7 +106,7 @@ def _simulate(kind, method, task, processes, rounds=3, participation=0.9):
 
     if processes == 1:
         return finished(lambda *_: inner())
-    with multiprocess.forked(
+    with multiprocess.fork_workers(
         processes, lambda group: serve(Worker(inner(), group, True), group)
     ) as group:
         spread = MultiProcessExecutor(Worker(inner(), group, True), group)
@@ -191,7 +191,7 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
         group = TorchrunGroup(group.rank, group.size)
         serve(Worker(inner(), group, True), group)
 
-    with multiprocess.forked(2, follow) as unused:
+    with multiprocess.fork_workers(2, follow) as unused:
         unused.leave()
         group = TorchrunGroup(0, 2)
         spread = MultiProcessExecutor(Worker(inner(), group, True), group)
@@ -209,7 +209,7 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
 
 
 def test_what_goes_wrong_when_clients_settle_is_the_next_answer():
-    calls = [{"do": "settle"}, {"do": "rows"}, {"do": "settle"}, {"do": "judge"}, {"do": "end"}]
+    calls = [{"do": name} for name in ("commit", "states", "commit", "evaluate", "end")]
     answers = []
 
     class Played:
@@ -219,17 +219,17 @@ def test_what_goes_wrong_when_clients_settle_is_the_next_answer():
         def send(self, to, answer):
             answers.append(answer)
 
-        def sent(self, under_way, to):
+        def wait_sent(self, under_way, to):
             pass
 
     class Failing:
         def answer(self, call):
             if len(calls) == 2:  # the second settling
                 raise UsageError("no room on disk")
-            return {} if call["do"] == "settle" else {"done": call["do"]}
+            return {} if call["do"] == "commit" else {"done": call["do"]}
 
     serve(Failing(), Played())
-    assert answers == [{"done": "rows"}, {"refused": "no room on disk"}]
+    assert answers == [{"done": "states"}, {"refused": "no room on disk"}]
 
 
 def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):

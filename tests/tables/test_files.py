@@ -259,6 +259,6 @@ def test_a_client_is_found_by_its_name_before_its_number(
     assert "export-client-z0" in capsys.readouterr().out
     card = read_card(folder)
     assert card is not None
-    assert replace(card, clients=("a", "b", "../z 0")).called(2) == "2"  # no name of a file
+    assert replace(card, clients=("a", "b", "../z 0")).file_name(2) == "2"  # no name of a file
     assert main(["export", str(out), "--client", "zo"]) == 2
     assert "no client 'zo' (did you mean 'z0'?): it has a, b, z0" in capsys.readouterr().err

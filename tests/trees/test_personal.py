@@ -55,9 +55,17 @@ def losses_of_clients(task):
     return found
 
 
-@pytest.mark.parametrize("kind", ["binary", "regression"])
-@pytest.mark.parametrize("difference", [0.0, 0.3, 1.5])
-@pytest.mark.parametrize("seed", [101, 102])
+@pytest.mark.parametrize(
+    ("kind", "difference", "seed"),
+    [
+        ("binary", 0.0, 101),
+        ("binary", 0.3, 102),
+        ("binary", 1.5, 101),
+        ("regression", 0.0, 102),
+        ("regression", 0.3, 101),
+        ("regression", 1.5, 102),
+    ],
+)
 def test_personal_is_never_below_common_by_more_than_its_interval(kind, difference, seed):
     found = losses_of_clients(federation(kind, difference, seed))
     for common, own, count in found:

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.core import Server
+from equipoise.core import ClientState, Server
 from equipoise.core.report_validation import validate_reports
 from equipoise.flower import codec, node
 from equipoise.flower.codec import InvalidMessage
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods.autopilot import Autopilot
+from equipoise.simulation.executors import CohortRequest
 from equipoise.utils.pytree import map_leaves, to_dict
 from helpers import simulate, small_task
 from trust.sittings import Found, sit
@@ -102,8 +103,9 @@ class Fuzz:
         server = Server(self.task, self.task.info.training, params, state, 0, ROUND, 1, 1.0)
         with torch.no_grad():
             down = self.method.distribute(server, torch.arange(self.task.info.num_clients))[0]
+            one = torch.tensor([CLIENT])
             expected = self.remote._expect(
-                ROUND, (), torch.tensor([CLIENT]), down.for_clients(CLIENT)
+                CohortRequest(ROUND, one, down.for_clients(one), ClientState(), ())
             )
         self.expected = expected
         about = {

@@ -228,7 +228,7 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"equipoise resume {out}" in errors
-    saved = serialization.read_meta(out / "checkpoint" / "last.safetensors")["round"]
+    saved = serialization.load(out / "checkpoint" / "last.safetensors")[1]["round"]
     assert saved == len((out / "rounds.jsonl").read_text().splitlines())
 
 

@@ -80,5 +80,5 @@ def test_a_saved_round_is_never_lost(tmp_path):
         assert main([*RUN, "--out", str(out)]) == 0
     disk.cut()
     assert len((out / "rounds.jsonl").read_text().splitlines()) == 3
-    assert serialization.read_meta(out / "checkpoint" / "last.safetensors")["round"] == 3
+    assert serialization.load(out / "checkpoint" / "last.safetensors")[1]["round"] == 3
     assert json.loads((out / "summary.json").read_text())["rounds"] == 3

@@ -246,10 +246,10 @@ def test_a_client_that_was_left_out_keeps_what_it_held():
 
     run = simulation(method, lie)
     run.run_round()
-    held = replace(run.store.held(run.store.ids))
+    held = replace(run.store.client_state(run.store.ids))
     log = run.run_round()
     assert log.dropped == [2]
-    after = run.store.held(run.store.ids)
+    after = run.store.client_state(run.store.ids)
     for name, value in held.state["c"].items():
         assert torch.equal(value[2], after.state["c"][name][2])
         assert not torch.equal(value[1], after.state["c"][name][1])

@@ -155,17 +155,17 @@ def python_parts(method: object, task: str | Task) -> tuple[type[Method] | None,
 def label_of(method: GivenMethod) -> str:
     """Return the name of a method with the options that differ from their defaults."""
     if isinstance(method, Wrapped):
-        return _labelled(label_of(method.method), method.options)
+        return _append_options(label_of(method.method), method.options)
     if isinstance(method, str):
         return method
     if not isinstance(method, Method):
         return find_method(method).name
     options = {item.name: (getattr(method, item.name), item.default) for item in fields(method)}
     changed = {name: value for name, (value, default) in options.items() if value != default}
-    return _labelled(find_method(type(method)).name, changed)
+    return _append_options(find_method(type(method)).name, changed)
 
 
-def _labelled(name: str, options: Mapping[str, object]) -> str:
+def _append_options(name: str, options: Mapping[str, object]) -> str:
     """Append options to a name."""
     return " ".join([name, *(f"{option}={value}" for option, value in options.items())])
 

@@ -42,18 +42,16 @@ from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, Grouping
 from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
 from equipoise.experiment.model_card import Card
-from equipoise.experiment.new_rows import (
-    Evaluation,
+from equipoise.experiment.new_rows import Evaluation, evaluate_rows, predict_rows
+from equipoise.experiment.predict import Predictor
+from equipoise.experiment.runner import OnCheckpoint, resume_run
+from equipoise.experiment.site_models import (
     SiteModels,
-    evaluate_rows,
     find_site,
     horizon_column,
     load_models,
-    predict_rows,
     read_choice,
 )
-from equipoise.experiment.predict import Predictor
-from equipoise.experiment.runner import OnCheckpoint, resume_run
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision

@@ -20,9 +20,9 @@ from equipoise.api.task import Task
 from equipoise.core import Method, Schedule
 from equipoise.experiment.compare import with_table_defaults
 from equipoise.experiment.model_choice import choose_model
-from equipoise.experiment.new_rows import find_models, read_choice
 from equipoise.experiment.runner import OnCheckpoint
 from equipoise.experiment.runner import run as run_settings
+from equipoise.experiment.site_models import find_models, read_choice
 from equipoise.methods import all_methods
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.loading import settings_of

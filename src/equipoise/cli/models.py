@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from equipoise.cli.json_output import add_json, existing_file, print_json
 from equipoise.cli.parser import Parser, add_quiet, output_file
+
+if TYPE_CHECKING:
+    from equipoise.experiment.new_rows import Evaluation
 
 MODEL_HELP = "folder of a run, of 'equipoise choose', or of a comparison with a choice"
 
@@ -107,7 +111,7 @@ def adapt(arguments: list[str]) -> int:
     add_json(parser)
     values = parser.parse(arguments)
     from equipoise.experiment.adapt import Federated, adapt_folder, default_folder
-    from equipoise.experiment.new_rows import read_rows
+    from equipoise.experiment.site_rows import read_rows
     from equipoise.records.run_dir import RunFolder
     from equipoise.report.decision_text import print_decision
     from equipoise.report.html import try_write_report
@@ -140,40 +144,13 @@ def evaluate(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    parser = Parser(
-        "evaluate",
-        "Score models on labelled rows that training never had: global, personal, the site's own "
-        "and a constant beside each other, on the same rows, with 95 % intervals.",
-    )
-    parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("rows", help="CSV or Parquet file with the columns of training")
-    _add_sites(parser, "(default: the column of training, if the rows have it)")
-    parser.add_argument("--metric", default="", help="main score (default: that of the run)")
-    parser.add_argument(
-        "--cross-site",
-        action="store_true",
-        help="also score the model of every site on the rows of every site",
-    )
-    parser.add_argument(
-        "--by",
-        default="",
-        metavar="COLUMNS",
-        help="also score groups of rows: sex,age (numbers by quarters) or age:40:65 (cut there)",
-    )
-    _add_min_count(parser, "group or site whose scores are shown")
-    _add_horizon(parser, "also score probabilities of the event by this time: Brier score, AUC")
-    parser.add_argument("--out", help="also write the scores of all sites to this CSV file")
-    parser.add_argument(
-        "--report", help="also write a page of HTML: calibration curves, heat map, groups"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    add_json(parser)
-    values = parser.parse(arguments)
+    values = _evaluate_parser().parse(arguments)
     from equipoise.experiment.detailed_scores import Grouping
-    from equipoise.experiment.new_rows import evaluate_rows, find_site, load_models, read_rows
-    from equipoise.report.decision_text import print_decision, write_sites_csv
-    from equipoise.report.evaluation_page import print_details, render_evaluation
-    from equipoise.report.terminal import make_console
+    from equipoise.experiment.new_rows import evaluate_rows
+    from equipoise.experiment.site_models import find_site, load_models
+    from equipoise.experiment.site_rows import read_rows
+    from equipoise.report.decision_text import write_sites_csv
+    from equipoise.report.evaluation_page import render_evaluation
     from equipoise.utils import io
     from equipoise.utils.errors import UsageError
 
@@ -216,6 +193,49 @@ def evaluate(arguments: list[str]) -> int:
             report=str(page) if page else None,
         )
         return 0
+    _print_evaluation(found, out, page)
+    return 0
+
+
+def _evaluate_parser() -> Parser:
+    """Return the options of `evaluate`."""
+    parser = Parser(
+        "evaluate",
+        "Score models on labelled rows that training never had: global, personal, the site's own "
+        "and a constant beside each other, on the same rows, with 95 % intervals.",
+    )
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("rows", help="CSV or Parquet file with the columns of training")
+    _add_sites(parser, "(default: the column of training, if the rows have it)")
+    parser.add_argument("--metric", default="", help="main score (default: that of the run)")
+    parser.add_argument(
+        "--cross-site",
+        action="store_true",
+        help="also score the model of every site on the rows of every site",
+    )
+    parser.add_argument(
+        "--by",
+        default="",
+        metavar="COLUMNS",
+        help="also score groups of rows: sex,age (numbers by quarters) or age:40:65 (cut there)",
+    )
+    _add_min_count(parser, "group or site whose scores are shown")
+    _add_horizon(parser, "also score probabilities of the event by this time: Brier score, AUC")
+    parser.add_argument("--out", help="also write the scores of all sites to this CSV file")
+    parser.add_argument(
+        "--report", help="also write a page of HTML: calibration curves, heat map, groups"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    add_json(parser)
+    return parser
+
+
+def _print_evaluation(found: Evaluation, out: Path | None, page: Path | None) -> None:
+    """Print scores and verdict, and the files that were written."""
+    from equipoise.report.decision_text import print_decision
+    from equipoise.report.evaluation_page import print_details
+    from equipoise.report.terminal import make_console
+
     console = make_console()
     print_decision(found.decision, console, found.metrics)
     print_details(found.details, console)
@@ -225,7 +245,6 @@ def evaluate(arguments: list[str]) -> int:
         console.print(f"scores of all sites: {out}", highlight=False)
     if page is not None:
         console.print(f"report: {page}", highlight=False)
-    return 0
 
 
 def explain(arguments: list[str]) -> int:
@@ -276,7 +295,8 @@ def explain(arguments: list[str]) -> int:
     values = parser.parse(arguments)
     from equipoise.data.tabular.config import parse_names
     from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
-    from equipoise.experiment.new_rows import find_site, load_models, read_rows
+    from equipoise.experiment.site_models import find_site, load_models
+    from equipoise.experiment.site_rows import read_rows
     from equipoise.records.run_dir import RunFolder
     from equipoise.report.explanation_page import print_explanation, render_explanation
     from equipoise.report.html import write_report
@@ -389,7 +409,7 @@ def export(arguments: list[str]) -> int:
     values = parser.parse(arguments)
     from equipoise.experiment.export import export as export_model
     from equipoise.experiment.model_card import read_card
-    from equipoise.experiment.new_rows import model_to_export
+    from equipoise.experiment.site_models import model_to_export
 
     out = output_file(values.out) if values.out else None
     folder, client, is_local = model_to_export(Path(values.folder), values.client)

@@ -385,8 +385,8 @@ class Options:
             rule = constraint_of(item)
             value = getattr(self, item.name)
             plain = 0 if rule.auto and value == AUTO else value
-            plain = _converted(kind, plain)
-            if plain is MISSING or not _allowed(kind, rule, plain):
+            plain = _convert(kind, plain)
+            if plain is MISSING or not _is_allowed(kind, rule, plain):
                 found.append(invalid_value_message(item.name, value, kind, rule))
             elif plain is not value:
                 object.__setattr__(self, item.name, plain)
@@ -405,7 +405,7 @@ class Options:
         return dataclasses.replace(self, **moving) if moving else self
 
 
-def _converted(kind: OptionType, value: Any) -> Any:
+def _convert(kind: OptionType, value: Any) -> Any:
     """Convert a value to the option's type if it is equivalent, otherwise `MISSING`."""
     if (
         kind.type not in TYPE_NAMES
@@ -423,7 +423,7 @@ def _converted(kind: OptionType, value: Any) -> Any:
     return MISSING
 
 
-def _allowed(kind: OptionType, rule: Constraint, value: Any) -> bool:
+def _is_allowed(kind: OptionType, rule: Constraint, value: Any) -> bool:
     if isinstance(value, Schedule):
         return all(rule.allows(kind.round_value(extreme)) for extreme in value.bounds)
     return kind.type not in TYPE_NAMES or rule.allows(value)

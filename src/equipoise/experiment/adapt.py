@@ -32,11 +32,11 @@ from equipoise.experiment.adaptation import (
 )
 from equipoise.experiment.hazard import BaselineHazard, fit_hazard, read_hazard
 from equipoise.experiment.model_card import Card
-from equipoise.experiment.new_rows import CHOICE_FILE, find_models, read_choice
 from equipoise.experiment.predict import Predictor
 from equipoise.experiment.row_outputs import CONSTANT, GLOBAL, LOCAL, PERSONAL, RowOutputs
 from equipoise.experiment.runner import build_task
 from equipoise.experiment.site_folder import baseline_tensors, judge_site, verdict_files
+from equipoise.experiment.site_models import CHOICE_FILE, find_models, read_choice
 from equipoise.methods.local import Local
 from equipoise.models import TREES
 from equipoise.records.decision import Decision

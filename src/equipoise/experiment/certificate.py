@@ -134,7 +134,7 @@ def certify(
     server = Server(task, training, simulation.params, simulation.server_state, schedule.seed, t, t)
     with torch.no_grad():
         message, server.state = method.distribute(server, ids)
-        held = simulation.store.held(ids.numpy())
+        held = simulation.store.client_state(ids.numpy())
         executor = Stacked(method, task, training, schedule.seed, t)
         request = CohortRequest(t, ids, message, held, ("val",))
         played = executor.run_clients(request).stack

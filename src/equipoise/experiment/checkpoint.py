@@ -133,7 +133,7 @@ class Checkpoint:
         if not self._shards.files and client_bytes * len(store.ids) <= MAX_SINGLE_FILE_BYTES:
             self._write({"simulation": simulation.state_dict(), "best": best}, about, logs)
             return
-        self._shards.add(store.changed(), client_bytes, simulation.client_state_dict)
+        self._shards.add(store.changed_ids(), client_bytes, simulation.client_state_dict)
         about = {**about, "parts": self._shards.files, "seen": len(store.ids)}
         self._write({"simulation": simulation.server_state_dict(), "best": best}, about, logs)
         store.forget_changes()

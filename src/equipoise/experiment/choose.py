@@ -9,9 +9,9 @@ from pathlib import Path
 from equipoise.core import Method
 from equipoise.data.splits import UserRowShares
 from equipoise.experiment.decision import MODEL_WORDS, runs_by_method, write_decision
-from equipoise.experiment.new_rows import CHOICE_FILE, CHOICE_FOLDER
 from equipoise.experiment.row_outputs import LOCAL, PERSONAL
 from equipoise.experiment.runner import OnRoundEnd, run
+from equipoise.experiment.site_models import CHOICE_FILE, CHOICE_FOLDER
 from equipoise.models import TREES
 from equipoise.records import codec
 from equipoise.records.decision import Choice, Decision

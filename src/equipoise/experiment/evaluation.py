@@ -156,7 +156,7 @@ def final_scores(
 def _client_scores(task: Task, simulation: FederatedSimulation, final: FinalScores) -> FinalScores:
     """Add the scores of personal and global models on the clients' own test rows."""
     ids = simulation.store.ids
-    personal = _evaluated(task, personal_model_batches(simulation), len(ids))
+    personal = _score_models(task, personal_model_batches(simulation), len(ids))
     same_rows: dict[str, ModelScore] = {}
     if personal and isinstance(task, ExamplesTask):
         num_rows = task.num_rows(torch.from_numpy(ids), "test")
@@ -165,7 +165,7 @@ def _client_scores(task: Task, simulation: FederatedSimulation, final: FinalScor
         )
         if simulation.method.has_global(task):
             primary = task.with_primary_metric(task.info.metric)
-            values = _evaluated(primary, _global_model_batches(simulation), len(ids))
+            values = _score_models(primary, _global_model_batches(simulation), len(ids))
             same_rows[GLOBAL] = mean_scores(
                 values[task.info.metric], num_rows, task.info.higher_is_better
             )
@@ -285,7 +285,7 @@ def _row_outputs(
     return {split: torch.cat(outputs) for split, outputs in parts.items() if outputs}
 
 
-def _evaluated(task: Task, batches: ModelBatches, clients: int) -> Params:
+def _score_models(task: Task, batches: ModelBatches, clients: int) -> Params:
     """Score each model on the test rows of its client.
 
     The result is allocated once: small tensors kept between the large ones of each batch would
@@ -512,7 +512,7 @@ def _train_alone(simulation: FederatedSimulation, make: MakeExecutor) -> Params:
     alone = FederatedSimulation(Local(), simulation.task, simulation.training, schedule, make)
     for _ in range(simulation.rounds_done):
         alone.run_round()
-    return alone.store.held(simulation.store.ids).local_params
+    return alone.store.client_state(simulation.store.ids).local_params
 
 
 def _batches_of(ids: Ints, stack: Params) -> ModelBatches:
@@ -640,7 +640,7 @@ class Sweep(Method):
         }
 
 
-def finetuned(simulation: FederatedSimulation) -> Finetuned:
+def score_finetuned(simulation: FederatedSimulation) -> Finetuned:
     """Fine-tune all personal models and score them.
 
     Learning rate and epochs are common to all clients and chosen by validation data. Rates are

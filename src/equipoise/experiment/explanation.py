@@ -25,14 +25,9 @@ from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import Category, Date, Preprocessor
 from equipoise.experiment.checkpoint import check_unchanged
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, hidden_groups, probability_words
-from equipoise.experiment.new_rows import (
-    RunModels,
-    SiteModels,
-    load_models,
-    refuse_other_data,
-    select_labelled,
-)
 from equipoise.experiment.runner import build_task
+from equipoise.experiment.site_models import RunModels, SiteModels, load_models
+from equipoise.experiment.site_rows import refuse_other_data, select_labelled
 from equipoise.records import codec
 from equipoise.records.explanation import (
     Explanation,

@@ -87,7 +87,7 @@ def export(
     if isinstance(module, TreeEnsemble):
         x = module.with_codes(x)
     suffix, fill = FORMATS[form]
-    name = "global" if client is None else f"client-{card.called(client)}"
+    name = "global" if client is None else f"client-{card.file_name(client)}"
     out = out or folder.models / f"export-{name}{suffix}"
     files.make_folder(out.parent)
     with torch.no_grad():

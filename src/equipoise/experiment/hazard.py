@@ -118,7 +118,7 @@ def fit_hazard(
     if reference is None:
         reference = np.zeros_like(time)
         for places in own:
-            reference[places] = _centred(log_risks[PERSONAL][places])
+            reference[places] = _centre(log_risks[PERSONAL][places])
     if federation is None:
         edges = common_edges(float(time.max()))
         tables = [
@@ -145,7 +145,7 @@ def fit_hazard(
     return BaselineHazard(federation.edges, federation.hazard, federation.survival, levels)
 
 
-def _centred(log_risk: Floats) -> Floats:
+def _centre(log_risk: Floats) -> Floats:
     """Shift log risks so that the mean risk is 1."""
     return log_risk - _log_sum(log_risk) + math.log(len(log_risk))
 

@@ -123,7 +123,7 @@ class Card(Record, frozen=True):
             return torch.randint(0, self.target.outputs, (count, *self.shape), generator=random)
         return torch.randn(count, *self.shape, generator=random)
 
-    def called(self, client: int) -> str:
+    def file_name(self, client: int) -> str:
         """Return the name of a client if a file name can contain it, else its number."""
         name = self.clients[client] if self.clients else ""
         return name if re.fullmatch(r"\w[\w.-]*", name) else str(client)

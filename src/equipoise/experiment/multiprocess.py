@@ -139,7 +139,7 @@ def _first_cohort(settings: ExperimentConfig, task: Task) -> Ints:
 
 def is_worker_rank() -> bool:
     """Return whether ``torchrun`` started this process as a worker."""
-    return ProcessGroup.launched()[0] > 0
+    return ProcessGroup.launched_rank()[0] > 0
 
 
 def check(settings: ExperimentConfig, task: Task) -> None:
@@ -198,7 +198,7 @@ def multiprocess_executor(
         UsageError: If the run needs a single process, or the device is not the CPU.
     """
     check(settings, task)
-    rank, size = ProcessGroup.launched()
+    rank, size = ProcessGroup.launched_rank()
     budget = memory_budget(resources, folder)
     with contextlib.ExitStack() as end:
         group: ProcessGroup
@@ -211,11 +211,13 @@ def multiprocess_executor(
                     "device"
                 )
             group = end.enter_context(
-                forked(resources.processes, lambda group: _work(settings, task, group, budget))
+                fork_workers(
+                    resources.processes, lambda group: _work(settings, task, group, budget)
+                )
             )
         end.callback(group.leave)
         for process in range(1, group.size):
-            group.sent(group.send(process, {"executor": choice.executor}), process)
+            group.wait_sent(group.send(process, {"executor": choice.executor}), process)
         worker = _worker(settings, task, group, choice.executor, budget)
         executor = MultiProcessExecutor(worker, group)
         yield executor
@@ -235,7 +237,7 @@ def run_worker(
     """
     check(settings, task)
     with contextlib.suppress(WorkerLost):  # the leader or torchrun reports it
-        group = TorchrunGroup(*ProcessGroup.launched(), task.device)
+        group = TorchrunGroup(*ProcessGroup.launched_rank(), task.device)
         _work(settings, task, group, memory_budget(resources, RunFolder(out).checkpoints))
         group.leave()
 
@@ -261,7 +263,7 @@ def _worker(
 
 
 @contextlib.contextmanager
-def forked(count: int, work: Callable[[ProcessGroup], None]) -> Iterator[ProcessGroup]:
+def fork_workers(count: int, work: Callable[[ProcessGroup], None]) -> Iterator[ProcessGroup]:
     """Fork worker processes, which end with this one, however it ends.
 
     Args:

@@ -24,9 +24,9 @@ from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, input_t
 from equipoise.experiment.evaluation import (
     FinalScores,
     final_scores,
-    finetuned,
     hold_out,
     personal_model_batches,
+    score_finetuned,
     score_heldout_clients,
 )
 from equipoise.experiment.memory import check_population, check_training
@@ -226,7 +226,7 @@ def _start(
             "torchrun starts one run: use it with 'equipoise run', which goes on with --resume"
         )
     plan = plan_for_run(settings, task, folder)
-    num_launched = ProcessGroup.launched()[1]
+    num_launched = ProcessGroup.launched_rank()[1]
     if not resources.processes and num_launched == 1:
         count, note = num_processes(settings, task, plan)
         resources = replace(resources, processes=count)
@@ -643,7 +643,7 @@ class RunSession:
             same_rows=final.same_rows,
             extra=extra,
             newcomers=newcomers,
-            finetuned=finetuned(self.simulation) if run.finetune else None,
+            finetuned=score_finetuned(self.simulation) if run.finetune else None,
         )
 
     def _executor_description(self) -> str:

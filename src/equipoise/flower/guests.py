@@ -26,7 +26,6 @@ from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.tabular.table import Table
 from equipoise.experiment.adapt import adapt_folder
 from equipoise.experiment.model_card import read_card
-from equipoise.experiment.new_rows import RunModels
 from equipoise.experiment.row_outputs import (
     GLOBAL,
     LOCAL,
@@ -35,6 +34,7 @@ from equipoise.experiment.row_outputs import (
     only_class,
     resample,
 )
+from equipoise.experiment.site_models import RunModels
 from equipoise.flower import codec
 from equipoise.flower.client_state import ClientStateStore
 from equipoise.flower.codec import InvalidMessage, Metadata

@@ -110,6 +110,10 @@ def _follow(link: FlowerCli, number: str, progress: ProgressLog) -> str:
         time.sleep(1)
 
 
+COLOUR_VARIABLES = frozenset({"FORCE_COLOR", "PY_COLORS", "TTY_COMPATIBLE"})
+"""Variables that let Flower colour its JSON, which then cannot be read."""
+
+
 class FlowerCli:
     """Flower's own command line, with a temporary configuration.
 
@@ -134,7 +138,8 @@ class FlowerCli:
             raise UsageError(f"there is no certificate '{ca}'")
         self.address = address
         self.ca = ca
-        self._env = {**os.environ, **ENVIRONMENT, "FLWR_HOME": home}
+        plain = {name: value for name, value in os.environ.items() if name not in COLOUR_VARIABLES}
+        self._env = {**plain, **ENVIRONMENT, "FLWR_HOME": home}
         safe = f"root-certificates = {json.dumps(str(ca.resolve()))}" if ca else "insecure = true"
         Path(home, "config.toml").write_text(
             f"[superlink.link]\naddress = {json.dumps(address)}\n{safe}\n"

@@ -230,7 +230,9 @@ class CheckedFolder:
     def settle(self) -> None:
         """Name one state per file after a crash: the one that is on disk."""
         files = self._read_manifest()
-        settled = {name: _settled(self.path / name, states) for name, states in files.items()}
+        settled = {
+            name: _states_on_disk(self.path / name, states) for name, states in files.items()
+        }
         settled = {name: states for name, states in settled.items() if states}
         if settled != files:
             self._write_manifest(settled)
@@ -331,7 +333,7 @@ def _writer(content: Content) -> Callable[[Path], None]:
     return write
 
 
-def _settled(path: Path, states: States) -> States:
+def _states_on_disk(path: Path, states: States) -> States:
     """Return the state that is on disk; all of them if none is."""
     if len(states) == 1:
         return states

@@ -281,7 +281,7 @@ class ClientStore:
         """Per client: rounds in which it replied, and its bytes up and down."""
         return self._tree("counts")
 
-    def held(self, ids: Ints) -> ClientState:
+    def client_state(self, ids: Ints) -> ClientState:
         """Stacks of what these clients hold."""
         self._allocate(ids)
         where = self._slots_unless_all(ids)
@@ -320,7 +320,7 @@ class ClientStore:
         for rows in self._tables.values():
             rows.prefetch(known)
 
-    def saved(self) -> State:
+    def state_dict(self) -> State:
         """Everything, for a checkpoint."""
         trees = {name: rows.first(self._num_seen) for name, rows in self._tables.items()}
         return {"ids": torch.from_numpy(self.ids), "trees": trees}
@@ -348,7 +348,7 @@ class ClientStore:
         """The places of these clients among those seen."""
         return self._slot[ids].astype(np.int64)
 
-    def changed(self) -> Ints:
+    def changed_ids(self) -> Ints:
         """Return the clients that were written since `restore` or `forget_changes`."""
         return np.flatnonzero(self._changed)
 

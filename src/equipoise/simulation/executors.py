@@ -80,23 +80,24 @@ class CohortRequest(NamedTuple):
 
 @dataclass
 class CohortResults:
-    """What came back of a round, and why some of it did not."""
+    """Replies of the clients of a round, and the reasons why some did not reply."""
 
     arrived: Tensor
-    """Places of the clients that replied among those that were asked, ascending."""
+    """Rows of the clients that replied among those that were asked, `[R]`, ascending."""
     stack: ClientResult | None
-    """Their replies, stacked ``[R, ...]``; ``None`` if nobody replied."""
+    """Their replies, stacked `[R, ...]`; None if no client replied."""
     absent: dict[int, str] = field(default_factory=dict)
+    """Reason by client, of those that did not reply."""
     unsent: frozenset[int] = frozenset()
-    """Clients that could not be reached at all: they are not billed."""
+    """Clients that could not be reached: no bytes are counted for them."""
     known_diagnostics: UpdateDiagnostics | None = None
-    """Their facts, where those are known already."""
+    """Norms and validity of the replies, if they were computed with them."""
     upload_size: int | None = None
-    """Bytes of one upload, where uploads are not in the stack."""
+    """Bytes of one upload, if the uploads are not in `stack`."""
     committed: bool = False
-    """Whether what clients hold is kept already."""
+    """Whether the new client states are in the store already."""
     known_weights: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Those by which sums over all clients are known already, if any are."""
+    """Weights of the sums that came with the replies; empty if none came."""
 
     def sums_are_known(self, request: SumRequest) -> bool:
         """Return whether these are the sums that came with the replies."""
@@ -110,24 +111,24 @@ class CohortResults:
     def diagnostics(
         self, method: Method, global_params: Params, ids: Tensor, memory: dict[str, Any]
     ) -> UpdateDiagnostics:
-        """What decides which of them are used."""
+        """Return the norms and the validity of the replies."""
         assert self.stack is not None
         return self.known_diagnostics or UpdateDiagnostics.compute(
             method, global_params, ids, self.stack, memory
         )
 
     def upload_bytes(self) -> int:
-        """Bytes of one upload."""
+        """Return the bytes of one upload."""
         if self.upload_size is not None:
             return self.upload_size
         return pytree.tree_bytes(self.stack.update, stacked=True) if self.stack else 0
 
     def commit(self, taken: Tensor) -> None:
-        """Tell where clients are whose reply counted: the others keep what they held."""
+        """Keep the new states of accepted clients where another process holds them."""
 
     @classmethod
     def from_all_clients(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
-        """Everybody replied."""
+        """Return the results of a cohort of which all clients replied."""
         return cls(torch.arange(len(ids)), stack)
 
     def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
@@ -162,15 +163,15 @@ class CohortResults:
 
 
 class Executor(ABC):
-    """Runs the client half of a method for a cohort."""
+    """Run the client half of a method for a cohort."""
 
     min_replies: int = 1
-    """Usable replies below which the round changes nothing."""
+    """With fewer usable replies the round leaves the global model as it is."""
     keeps_models: bool = True
-    """Whether what clients hold is kept here; else they keep it themselves, elsewhere."""
+    """Whether client states are stored by this program; clients of Flower store their own."""
 
     processes: int = 1
-    """How many compute clients, where each keeps what its clients hold."""
+    """Number of processes; each stores the states of its own clients."""
 
     def __init__(
         self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
@@ -203,11 +204,11 @@ class Executor(ABC):
         """Run one round of these clients; results hold their states after the round."""
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
-        """Stacks of what is kept of clients that never took part."""
+        """Return the stacked states of clients before their first round."""
         return init_client_states(self.method, self.task, ids, initial, keeps_local)
 
     def known_weights(self, method: Method, ids: Tensor) -> Tensor:
-        """The weights of all these clients, if no reply is needed to know them; else empty."""
+        """Return the weights of all clients if they do not depend on replies; else empty."""
         known = (
             method.capabilities.aggregates_by_sum
             and not {"aggregation_weights", "partial_sums"} & method.overridden_hooks
@@ -215,7 +216,7 @@ class Executor(ABC):
         return weights_by_num_examples(self.task, ids) if known else torch.empty(0)
 
     def prefetch(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
-        """These clients are likely to be asked in the round after the next :meth:`run`."""
+        """Read ahead the states of clients that are likely to be asked in the next round."""
 
     def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
         """Start to evaluate the global model on the server's sets; call the result for scores."""
@@ -265,14 +266,14 @@ class Executor(ABC):
 
 
 class InProcessExecutor(Executor):
-    """In this process, chunk by chunk."""
+    """Run clients in this process, chunk by chunk."""
 
     @abstractmethod
     def run_chunk(self, request: CohortRequest) -> ClientResult:
         """Run the clients of one chunk; nothing outside the chunk affects their replies."""
 
     def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
-        """The chunks of these clients, by the stacks that are in memory together."""
+        """Return the chunks of these clients, in groups that are computed as one stack."""
         return [[chunk] for chunk in self.chunks(len(ids))]
 
     def run_group(self, request: CohortRequest, chunks: list[slice]) -> ClientResult:
@@ -297,7 +298,7 @@ class InProcessExecutor(Executor):
 
 
 class Loop(InProcessExecutor):
-    """One client after another: obvious, the oracle of the others."""
+    """Run one client after another: the reference for the other executors."""
 
     def run_chunk(self, request: CohortRequest) -> ClientResult:
         """Run the clients of a chunk."""
@@ -385,7 +386,7 @@ class Stacked(InProcessExecutor):
 
 
 def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> dict[str, Params]:
-    """Scores of one model on the server's own sets; that of clients' validation is public."""
+    """Return scores of one model on the server's test and validation (public) sets."""
     one = {name: value.unsqueeze(0) for name, value in params.items()}
     sets = {"test": "test", "val": "public"}
     with torch.no_grad():
@@ -395,7 +396,7 @@ def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> d
 def init_client_states(
     method: Method, task: Task, ids: Tensor, initial: Params, keeps_local: bool
 ) -> ClientState:
-    """Stacks of what clients hold before their first round."""
+    """Return the stacked states of clients before their first round."""
 
     def spread(tree: State) -> State:
         copies: State = pytree.map_leaves(
@@ -447,7 +448,7 @@ class ChunkedRound:
             nonlocal upload_size
             rows = group_index(chunks)
             own = ids[rows].numpy()
-            held = self.store.held(own)
+            held = self.store.client_state(own)
             request = CohortRequest(round, ids[rows], message.for_clients(rows), held, splits)
             inner = relative_to_first(chunks)
             part = executor.run_group(request, inner)
@@ -498,16 +499,16 @@ class ChunkedRound:
     def _run_all_at_once(
         self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
     ) -> CohortResults:
-        held = self.store.held(ids.numpy())
+        held = self.store.client_state(ids.numpy())
         return self.executor.run_clients(CohortRequest(round, ids, message, held, splits))
 
 
 @dataclass
 class SummedCohortResults(CohortResults):
-    """Replies whose uploads are gone."""
+    """Replies whose uploads were summed and dropped, to save memory."""
 
     chunk_sums: list[State | None] = field(default_factory=list)
-    """The sums of each chunk over all its clients, by the :attr:`weights`."""
+    """Sums over all clients of each chunk, by `known_weights`."""
     recompute_uploads: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
     """Computes the uploads once more."""
     _has_uploads: bool = False
@@ -544,26 +545,26 @@ class StartGroup:
 
 @dataclass
 class RoundReplies:
-    """The replies of a round's end, by client, ascending."""
+    """The replies that the server has when the round ends, by client, ascending."""
 
     ids: Ints
     results: CohortResults
-    """Of these clients; what the server makes of them refers to the model that it has now."""
+    """Their results; late updates are rebased on the present global model."""
     arrived: Tensor
-    """Booleans: the others were computed, and count for nothing."""
+    """Mask `[R]`; the others were computed but came too late."""
     cohort_size: int
-    """The number of clients by whose chunks sums are made."""
+    """Number of clients of the cohort, which decides the chunks of sums."""
     start_groups: list[StartGroup]
     absent: dict[int, str] = field(default_factory=dict)
     joules: float | None = None
     seconds: Tensor | None = None
-    """How long each took."""
+    """Simulated seconds of each client, `[R]`."""
     staleness: Tensor | None = None
-    """How many models each is late, where any may be."""
+    """Rounds between start and arrival of each reply, `[R]`; None if all are of this round."""
 
     @classmethod
     def from_results(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
-        """Whoever replied, as it replied."""
+        """Return the replies of a round without a clock."""
         here = ids[replies.arrived.numpy()]
         in_time = torch.ones(len(here), dtype=torch.bool)
         return cls(

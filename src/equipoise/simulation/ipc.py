@@ -109,7 +109,7 @@ class ProcessGroup(ABC):
         self.size = size
 
     @staticmethod
-    def launched() -> tuple[int, int]:
+    def launched_rank() -> tuple[int, int]:
         """Return rank and world size, as `torchrun` sets them."""
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -121,7 +121,7 @@ class ProcessGroup(ABC):
         """
 
     @abstractmethod
-    def sent(self, under_way: Any, to: int) -> None:
+    def wait_sent(self, under_way: Any, to: int) -> None:
         """Wait until a message has left."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class ProcessGroup(ABC):
     def leave(self) -> None:
         """There will be no more messages."""
 
-    def lost(self, process: int) -> WorkerLost:
+    def worker_lost(self, process: int) -> WorkerLost:
         """What to raise where another process does not answer any more."""
         return WorkerLost(f"process {process + 1} of {self.size} has ended")
 
@@ -170,15 +170,15 @@ class TorchrunGroup(ProcessGroup):
         try:
             return [(dist.isend(part, to), part) for part in parts]
         except RuntimeError as error:
-            raise self.lost(to) from error
+            raise self.worker_lost(to) from error
 
-    def sent(self, under_way: list[Any], to: int) -> None:
+    def wait_sent(self, under_way: list[Any], to: int) -> None:
         """Wait until a message has left."""
         try:
             for work, _ in under_way:
                 work.wait()
         except RuntimeError as error:
-            raise self.lost(to) from error
+            raise self.worker_lost(to) from error
 
     def receive(self, sender: int, crossing: bool = False) -> State:
         """Receive the next message of another process."""
@@ -196,7 +196,7 @@ class TorchrunGroup(ProcessGroup):
             dist.recv(rest, sender)
             body[FIRST_PART_BYTES:] = rest.to(CPU)
         except RuntimeError as error:
-            raise self.lost(sender) from error
+            raise self.worker_lost(sender) from error
         return unpack(body)
 
     def leave(self) -> None:
@@ -262,17 +262,17 @@ class ForkedGroup(ProcessGroup):
         try:
             line.socket.sendall(body)
         except OSError as error:
-            raise self.lost(to) from error
+            raise self.worker_lost(to) from error
         line.outgoing.release()
         return None
 
-    def sent(self, under_way: Future[None] | None, to: int) -> None:
+    def wait_sent(self, under_way: Future[None] | None, to: int) -> None:
         """Wait until a message has left."""
         try:
             if under_way is not None:
                 under_way.result()
         except OSError as error:
-            raise self.lost(to) from error
+            raise self.worker_lost(to) from error
 
     def receive(self, sender: int, crossing: bool = False) -> State:
         """Receive the next message of another process."""
@@ -286,7 +286,7 @@ class ForkedGroup(ProcessGroup):
             view[:LENGTH_HEADER_BYTES] = beginning
             _receive_into(line, view[LENGTH_HEADER_BYTES:])
         except OSError as error:
-            raise self.lost(sender) from error
+            raise self.worker_lost(sender) from error
         return unpack(body)
 
     def _wait(self, line: Channel) -> None:

@@ -81,11 +81,11 @@ class Worker:
         calls: dict[str, Callable[[State], State]] = {
             **{
                 "run": self.run,
-                "sums": self.sums,
+                "sums": self.sum_chunks,
                 "dots": self.dots,
-                "settle": self.settle,
-                "rows": self.rows,
-                "judge": self.judge,
+                "commit": self.commit,
+                "states": self.read_states,
+                "evaluate": self.evaluate_global,
             }
         }
         with torch.no_grad():
@@ -106,7 +106,7 @@ class Worker:
         self._parts = []
         if not len(ids):
             return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
-        held = self.store.held(self._ids)
+        held = self.store.client_state(self._ids)
         request = CohortRequest(round, ids, down, held, tuple(call["splits"]))
         self.store.prefetch(call["next"].numpy())
         facts: list[UpdateDiagnostics] = []
@@ -141,12 +141,12 @@ class Worker:
             "seconds": seconds,
         }
         if len(call["weights"]):
-            answer |= self.sums(
+            answer |= self.sum_chunks(
                 {"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]}
             )
         return answer
 
-    def settle(self, call: State) -> State:
+    def commit(self, call: State) -> State:
         """Keep what came of those whose reply counted."""
         if len(self._ids):
             held = pytree.concatenate([part.client_state for part in self._parts])
@@ -154,7 +154,7 @@ class Worker:
             self.store.commit(self._ids, held, {}, call["taken"])
         return {}
 
-    def sums(self, call: State) -> State:
+    def sum_chunks(self, call: State) -> State:
         """The method's sums over each chunk."""
         taken = call["taken"]
         weights = call["weights"]
@@ -185,15 +185,15 @@ class Worker:
         parts = [update_dots(self._sent, part.update.params, direction) for part in self._parts]
         return {"dots": torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)}
 
-    def rows(self, call: State) -> State:
+    def read_states(self, call: State) -> State:
         """What is held of these clients under the names that are asked for."""
         return self.store.rows(call["ids"].numpy(), call["names"])
 
-    def judge(self, call: State) -> State:
+    def evaluate_global(self, call: State) -> State:
         """The server's model on its own sets."""
         return evaluate_on_server(self.inner.task, call["params"], tuple(call["splits"]))
 
-    def put(self, ids: Tensor, held: State) -> None:
+    def write_states(self, ids: Tensor, held: State) -> None:
         """Write client states."""
         if len(ids):
             self.store.write(ids.numpy(), held)
@@ -214,9 +214,9 @@ class Worker:
             for to, ids in moves["out"].items()
         }
         for sender, ids in moves["in"].items():
-            self.put(ids, self.group.receive(int(sender), crossing=True))
+            self.write_states(ids, self.group.receive(int(sender), crossing=True))
         for to, under_way in outgoing.items():
-            self.group.sent(under_way, to)
+            self.group.wait_sent(under_way, to)
 
 
 def serve(share: Worker, group: ProcessGroup) -> None:
@@ -227,10 +227,10 @@ def serve(share: Worker, group: ProcessGroup) -> None:
     wrong: State = {}
     while (call := group.receive(0))["do"] != "end":
         answer = wrong or _handle_safely(share, call)
-        if call["do"] == "settle":
+        if call["do"] == "commit":
             wrong = answer
         else:
-            group.sent(group.send(0, answer), 0)
+            group.wait_sent(group.send(0, answer), 0)
 
 
 def _handle_safely(share: Worker, call: State) -> State:
@@ -395,7 +395,7 @@ class MultiProcessExecutor(Executor):
         for process, answer in enumerate(answers):
             load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
             self.worker_speed.update(process, load, answer["seconds"])
-        return RemoteCohortResults.of(self, rows, place, answers, weights)
+        return RemoteCohortResults.from_answers(self, rows, place, answers, weights)
 
     def ask(self, calls: list[State]) -> list[State]:
         """Give each process its call, do one's own, and gather what they answer."""
@@ -404,28 +404,31 @@ class MultiProcessExecutor(Executor):
             self._send(process, calls[process])
         own = self.worker.answer(calls[0])
         self._wait_for_sends()
-        return [own, *(self._checked(self.group.receive(process), process) for process in others)]
+        return [
+            own,
+            *(self._raise_failure(self.group.receive(process), process) for process in others),
+        ]
 
     def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
         """By the last process, while this one goes on."""
         last = self.group.size - 1
         if not splits or not last:
             return super().evaluate_global(params, splits)
-        self._send(last, {"do": "judge", "params": params, "splits": list(splits)})
+        self._send(last, {"do": "evaluate", "params": params, "splits": list(splits)})
         found: dict[str, Params] = {}
 
         def wait() -> dict[str, Params]:
             if not found:
-                found.update(self._checked(self.group.receive(last), last))
+                found.update(self._raise_failure(self.group.receive(last), last))
             return found
 
         return wait
 
-    def settle(self, taken: list[Tensor]) -> None:
+    def commit(self, taken: list[Tensor]) -> None:
         """Tell each process whose reply counted, after what it is at; none answers."""
         for process in range(1, self.group.size):
-            self._send(process, {"do": "settle", "taken": taken[process]})
-        self.worker.settle({"taken": taken[0]})
+            self._send(process, {"do": "commit", "taken": taken[process]})
+        self.worker.commit({"taken": taken[0]})
 
     def gather_state(self, ids: Ints, names: tuple[str, ...] = CLIENT_STATE_NAMES) -> State:
         """What these clients hold, brought here from all processes."""
@@ -435,7 +438,7 @@ class MultiProcessExecutor(Executor):
         ]
         tensor_ids = torch.from_numpy(ids)
         parts = self.ask(
-            [{"do": "rows", "ids": tensor_ids[rows], "names": list(names)} for rows in who]
+            [{"do": "states", "ids": tensor_ids[rows], "names": list(names)} for rows in who]
         )
         some = [(rows, part) for rows, part in zip(who, parts, strict=True) if len(rows)]
         found: State = {}
@@ -455,7 +458,7 @@ class MultiProcessExecutor(Executor):
     def restore_state(self, ids: Ints, kept: State) -> State:
         """Keep restored states in this process until another one runs their clients."""
         self._process_of_client[ids] = 0
-        self.worker.put(
+        self.worker.write_states(
             torch.from_numpy(ids), {name: kept[name] for name in CLIENT_STATE_NAMES if name in kept}
         )
         return {
@@ -475,7 +478,7 @@ class MultiProcessExecutor(Executor):
 
     def _wait_for_sends(self) -> None:
         for process, work in self._unfinished_sends:
-            self.group.sent(work, process)
+            self.group.wait_sent(work, process)
         self._unfinished_sends.clear()
 
     def _plan_moves(self, ids: Ints, rows: list[Tensor]) -> list[State]:
@@ -489,7 +492,7 @@ class MultiProcessExecutor(Executor):
             self._process_of_client[here] = to
         return moves
 
-    def _checked(self, answer: State, process: int) -> State:
+    def _raise_failure(self, answer: State, process: int) -> State:
         if "refused" in answer:
             raise UsageError(answer["refused"])
         if "lost" in answer:
@@ -514,7 +517,7 @@ class RemoteCohortResults(CohortResults):
     """The sums over all clients by the :attr:`weights`, if they came with the replies."""
 
     @classmethod
-    def of(
+    def from_answers(
         cls,
         spread: MultiProcessExecutor,
         parts: list[Tensor],
@@ -561,7 +564,7 @@ class RemoteCohortResults(CohortResults):
     def commit(self, taken: Tensor) -> None:
         """Tell each process which replies were used."""
         assert self.executor is not None
-        self.executor.settle([taken[rows] for rows in self.rows_by_process])
+        self.executor.commit([taken[rows] for rows in self.rows_by_process])
 
     def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Add the sums of all chunks in their order."""

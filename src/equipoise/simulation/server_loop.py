@@ -358,7 +358,7 @@ class FederatedSimulation:
         round = current.server.round
         if self.chunked_round is not None:
             return self.chunked_round.run(round, client_ids, message, current.splits)
-        client_state = self.store.held(client_ids.numpy())
+        client_state = self.store.client_state(client_ids.numpy())
         return self.executor.run_clients(
             CohortRequest(round, client_ids, message, client_state, current.splits)
         )
@@ -783,7 +783,7 @@ class FederatedSimulation:
 
     def _store_state(self) -> State:
         """Return the state of all clients, with the parts that executors keep."""
-        store = self.store.saved()
+        store = self.store.state_dict()
         trees = {**store["trees"], **self.executor.gather_state(store["ids"].numpy())}
         return {**store, "trees": {name: trees[name] for name in sorted(trees)}}
 

@@ -44,7 +44,7 @@ class StudioPaths:
         Raises:
             UsageError: If it does not exist or is outside of the directories.
         """
-        return _confined(text, (*self.data, self.uploads, self.runs))
+        return _resolve_below(text, (*self.data, self.uploads, self.runs))
 
     def run_folder(self, text: str) -> Path:
         """Return the folder of a run or comparison.
@@ -55,7 +55,7 @@ class StudioPaths:
         Raises:
             UsageError: If it does not exist or is outside of the folder of runs.
         """
-        folder = _confined(text, (self.runs,))
+        folder = _resolve_below(text, (self.runs,))
         if folder == self.runs.resolve() or not folder.is_dir():
             raise UsageError(f"there is no run '{text}' in '{self.runs}'")
         return folder
@@ -101,7 +101,7 @@ def _tables_below(folder: Path, depth: int, skipped: Path) -> list[str]:
     return found
 
 
-def _confined(text: str, roots: tuple[Path, ...]) -> Path:
+def _resolve_below(text: str, roots: tuple[Path, ...]) -> Path:
     """Resolve a path and check that it is below one of the roots."""
     if not text or "\0" in text:
         raise UsageError("no file is chosen")

@@ -173,12 +173,6 @@ def event_probability(hazard: float, log_risk: Floats) -> Floats:
 # ------------------------------------------------------------------ scores at a horizon
 
 
-def kaplan_meier(time: Floats, event: Floats) -> tuple[Floats, Floats]:
-    """Return the different times and the Kaplan-Meier curve there."""
-    edges = np.unique(time)
-    return edges, RiskTable.of(time, event, np.zeros_like(time), edges).survival()
-
-
 def censoring_survival(time: Floats, event: Floats, at: Floats) -> Floats:
     """Return the probability G to be uncensored after some times.
 

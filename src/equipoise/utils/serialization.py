@@ -168,16 +168,6 @@ def load(path: Path) -> tuple[State, Meta]:
         raise UsageError(f"checkpoint '{path}' is damaged or not a checkpoint: {error}") from error
 
 
-def read_meta(path: Path) -> Meta:
-    """Read the JSON object of a file of `save`, without its tensors."""
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            meta: Meta = json.loads(file.metadata()["meta"])
-    except (OSError, *MALFORMED) as error:
-        raise UsageError(f"checkpoint '{path}' is damaged or not a checkpoint: {error}") from error
-    return meta
-
-
 def write_tensors(
     path: Path, tensors: dict[str, Tensor], texts: dict[str, str] | None = None
 ) -> None:

@@ -270,7 +270,7 @@ class RobustAggregation(MethodWrapper):
             gain = self._probe_gain(server, changes)
         trust = server.state["trust"][ids].double()
         observed = observe_updates(scaled, gain, trust)
-        return observed, _mix_trust(trust, observed)
+        return observed, mix_trust(trust, observed)
 
     def _probe_gain(self, server: Server, changes: Params) -> Tensor:
         """Return by how much a small step along each update lowers the public loss, `[K]`.
@@ -458,24 +458,7 @@ def observe_updates(stack: Params, gain: Tensor | None, trust: Tensor) -> Tensor
     return torch.where(is_copy, 0.0, observed)
 
 
-def update_trust(
-    stack: Params, gain: Tensor | None, trust: Tensor, decay: float = TRUST_DECAY
-) -> Tensor:
-    """Update the trust in each client by `observe_updates`.
-
-    Args:
-        stack: Updates `[K, ...]`.
-        gain: By how much a small step along each update lowers the server's loss, `[K]`, if known.
-        trust: The trust before this round, `[K]` in [0, 1].
-        decay: Weight of the trust before this round.
-
-    Returns:
-        The new trust `[K]` in [0, 1].
-    """
-    return _mix_trust(trust, observe_updates(stack, gain, trust), decay)
-
-
-def _mix_trust(trust: Tensor, observed: Tensor, decay: float = TRUST_DECAY) -> Tensor:
+def mix_trust(trust: Tensor, observed: Tensor, decay: float = TRUST_DECAY) -> Tensor:
     """Return the exponential moving average."""
     return decay * trust + (1 - decay) * observed
 
