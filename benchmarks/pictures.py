@@ -108,6 +108,7 @@ def fedpolicy_curves(figure: Figure) -> None:
     cells = Results(RESULTS / "redistribution")
     variants = {
         "fedavg": "fedavg",
+        "gate": "gate",
         "full for 80 %, then none": "full:0.8,none",
         "trained": "trained",
     }

@@ -193,19 +193,19 @@ QUESTIONS: tuple[Question, ...] = (
     *synthetic("feddyn", "fedavg"),
     *both(
         "4 install",
-        "`fedpolicy`, full for 80 % of the rounds, then none",
+        "`fedpolicy`, the gate",
         "`fedavg`",
         "redistribution",
-        variant("full:0.8,none"),
+        variant("gate"),
         variant("fedavg"),
         "population",
     ),
     *both(
         "4 install",
-        "`fedpolicy`, trained",
+        "`fedpolicy`, the gate",
         "full for 80 % of the rounds, then none",
         "redistribution",
-        variant("trained"),
+        variant("gate"),
         variant("full:0.8,none"),
         "population",
     ),
@@ -229,11 +229,11 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         *(
             "5 personal",
-            "`fedpolicy`, trained, then fine-tuned",
+            "`fedpolicy`, the gate, then fine-tuned",
             "`fedavg`, fine-tuned",
             "redistribution",
         ),
-        *(Side(accuracy("tuned"), variant("trained")), Side(accuracy("tuned"), variant("fedavg"))),
+        *(Side(accuracy("tuned"), variant("gate")), Side(accuracy("tuned"), variant("fedavg"))),
         *("personal", "population"),
     ),
     Question(

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.core import Method, Task, TrainingConfig
 from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
+from equipoise.data.federated_dataset import Federation
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.models import MODELS
 from equipoise.records.rounds import RoundRecord
@@ -33,6 +35,23 @@ SMALL = {
     "val_share": 0.2,
 }
 TRAINING = TrainingConfig(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
+WHOLE_BATCH = TrainingConfig(epochs=1, lr=0.5, batch_size=100)
+
+
+def three_classes(
+    labels: list[int], clients: int = 1, module: nn.Module | None = None
+) -> ExamplesTask:
+    """Clients with these labels each, two features, a model of two layers."""
+    torch.manual_seed(3)
+    rows = len(labels) * clients
+    x, y = torch.randn(rows, 2, dtype=torch.float64), torch.tensor(labels * clients)
+    data = Federation(
+        {name: (x, y, np.full(clients, len(labels))) for name in ("train", "test")},
+        {"test": (x, y), "public": (x, y)},
+        3,
+    )
+    module = module or nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+    return ExamplesTask("tiny", module, data, WHOLE_BATCH, torch.float64)
 
 
 def small_task(

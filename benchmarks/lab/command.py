@@ -58,6 +58,36 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{len(results.records)} cells are done, {len(waiting)} missing", file=sys.stderr)
         return
     whole = given.page or execute(study, results, given.only, given.jobs, given.minutes, given.keep)
-    if results.records:
+    if given.results != RESULTS:
+        for line in differences(results, Results(RESULTS / study.name)):
+            print(line)
+    if results.records and (given.results == RESULTS or not missing(study, results, "")):
         study.write(results)
     sys.exit(0 if whole else 1)
+
+
+def differences(results: Results, committed: Results) -> list[str]:
+    """Say of each cell that was computed anew whether its figures are the committed ones.
+
+    Args:
+        results: Cells of another folder.
+        committed: The committed cells of the same study.
+
+    Returns:
+        One line per cell that both have; numbers that differ are named, committed ones first.
+    """
+    lines = []
+    for record in results:
+        if record.name not in committed:
+            continue
+        former = committed.records[record.name].result
+        if record.result == former:
+            lines.append(f"{record.name}: the committed figures")
+            continue
+        changed = [
+            f"{key} {former[key]} -> {value}"
+            for key, value in record.result.items()
+            if isinstance(value, int | float) and former.get(key) != value
+        ]
+        lines.append(f"{record.name}: differs ({', '.join(changed) or 'in its curves'})")
+    return lines

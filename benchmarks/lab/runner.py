@@ -21,10 +21,11 @@ import torch
 from benchmarks.lab.cells import Cell, Record, Results
 from benchmarks.lab.provenance import provenance
 from benchmarks.lab.study import Study, find
+from equipoise.environments import tabular_q
 from equipoise.experiment.runner import Interrupted
 from equipoise.records.run_dir import RunFolder
 
-SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def missing(study: Study, results: Results, only: str) -> list[Cell]:
@@ -47,7 +48,10 @@ def execute(
     """
     end, failed = time.monotonic() + 60 * minutes, set[str]()
     os.environ |= SINGLE  # each process has one thread; those that are spawned inherit it
+    if jobs > 1:
+        os.environ["NUMBA_NUM_THREADS"] = "1"  # Numba refuses another number once it has begun
     torch.set_num_threads(1)  # this one has read its environment already
+    tabular_q.set_num_threads(1)
     while waiting := [cell for cell in missing(study, results, only) if cell.name not in failed]:
         started = False
         for name, found in _outcomes(study, waiting, jobs, end, keep):

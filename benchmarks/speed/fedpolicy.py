@@ -17,7 +17,7 @@ import torch
 from benchmarks.lab.provenance import measured
 from equipoise.experiment.runner import build_task
 from equipoise.methods.fedpolicy import policies, state
-from equipoise.methods.fedpolicy.policies import TrainedPolicy
+from equipoise.methods.fedpolicy.policies import GatePolicy
 from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -31,7 +31,7 @@ SETTING: dict[str, Any] = {
     "epochs": 2,
     "lr": 0.05,
     "method": "fedpolicy",
-    "policy": "trained",
+    "policy": "gate",
     "rounds": 60,
     "seed": 1,
 }
@@ -39,7 +39,7 @@ POLICY: dict[Any, tuple[str, ...]] = {
     policies: ("probe_scores",),
     state: ("record_parts", "staleness_weight"),
     BlockSets: ("block_weights", "damp_stale_blocks"),
-    TrainedPolicy: ("assign", "record_probes"),
+    GatePolicy: ("assign", "record_probes"),
 }
 
 

@@ -3,59 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.lab import Cell, Record, Results, Study, grid
 from benchmarks.lab.cell import percent, run
-from benchmarks.lab.provenance import RESULTS
 from benchmarks.lab.tables import mean, spread, table
-from benchmarks.studies import fedpolicy
+from benchmarks.studies.fedpolicy import CIFAR10 as CIFAR10_CNN
 from benchmarks.studies.fedpolicy import SCENARIOS, SETTING, relative_gain
 from equipoise.report.statistics import paired_difference
 
 FRESH = (71, 72, 73)
-"""Seeds that nobody had looked at before policy and schedules were finished."""
-DEFAULT = "full:0.8,none"
+"""Seeds on which policies are judged. Nothing was chosen on them."""
+CHOOSING = (61, 62)
+"""Seeds that decide which baseline is the strongest in a population."""
+DEFAULT = "gate"
 """The default of fedpolicy."""
+SCHEDULE = "full:0.8,none"
+"""The schedule beside which policies are shown."""
 FALLING = SETTING | {"lr": "cosine(0.1, 0.001)"}
 PAPER_SIZE = FALLING | {"pool": 1, "train_rows": 12000, "rounds": 100, "lr": "cosine(0.05, 0.0005)"}
 PAPER = {f"28x28-{labels}": PAPER_SIZE for labels in ("L.1", "L.3", "L.5")}
-POPULATIONS: dict[str, dict[str, Any]] = {**dict.fromkeys(SCENARIOS, FALLING), **PAPER}
+CIFAR10 = CIFAR10_CNN | {"pool": 1, "train_rows": 6000, "rounds": 60, "lr": "cosine(0.1, 0.001)"}
+CIFAR100 = CIFAR10 | {"task": "cifar100", "clients": 20}
+CIFAR = {"cifar10-L.3": CIFAR10, "cifar100-L.1": CIFAR100}
+LARGER = {**PAPER, **CIFAR}
+POPULATIONS: dict[str, dict[str, Any]] = {**dict.fromkeys(SCENARIOS, FALLING), **LARGER}
 BASELINES: dict[str, dict[str, Any]] = {
-    name: {"method": name} for name in ("fedavg", "fedper", "lgfedavg", "local", "finetune")
+    name: {"method": name}
+    for name in (
+        "fedavg",
+        "finetune",
+        "fedper",
+        "local",
+        "lgfedavg",
+        "ditto",
+        "scaffold",
+        "feddbe",
+        "fedrep",
+        "fedprox",
+        "fedala",
+        "fedbabu",
+    )
 }
 BASELINES["fedavgm"] = {"method": "fedavgm", "server_momentum": 0.5}
-MORE_BASELINES: dict[str, dict[str, Any]] = {
-    name: {"method": name} for name in ("fedprox", "scaffold", "fedrep", "fedbabu", "ditto")
+BASELINES["feddbe"] = {"method": "feddbe", "kappa": 1.0}  # better than 50 on seed 31
+RARELY_STRONG = ("fedrep", "fedprox", "fedala", "fedbabu")
+"""Baselines that were nowhere the strongest in the study fedpolicy; computed last."""
+POLICIES: dict[str, dict[str, Any]] = {
+    name: {"method": "fedpolicy", "policy": name} for name in ("gate", "trained", "dqn", "endgame")
 }
 SCHEDULES = {
     name: {"method": "fedpolicy", "policy": name}
     for name in ("full:0.8,none", "full:0.8,backbone", "full:0.5,none")
 }
-POLICIES: dict[str, dict[str, Any]] = {
-    name: {"method": "fedpolicy", "policy": name} for name in ("trained", "dqn", "endgame")
+CONTROLS: dict[str, dict[str, Any]] = {
+    "random": {"method": "fedpolicy", "policy": "random"},
+    "gate-plain-averages": {"method": "fedpolicy", "policy": "gate", "block_weights": "off"},
+    "gate-over-fedavgm": {
+        "method": "fedpolicy",
+        "policy": "gate",
+        "base": "fedavgm",
+        "base_options": "server_momentum=0.5",
+    },
 }
-CONTROLS: dict[str, dict[str, Any]] = {"random": {"method": "fedpolicy", "policy": "random"}}
 JOINT: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint", "lr": 0.1},
     "autopilot": {"method": "autopilot", "lr": 0.1},
 }
 CLAIMANTS = (*POLICIES, *SCHEDULES, *CONTROLS)
-VARIANTS = {
-    **POLICIES,
-    **SCHEDULES,
-    **BASELINES,
-    **CONTROLS,
-    **MORE_BASELINES,
-    **JOINT,
-}
+AT_LARGER_SIZE = ("gate", SCHEDULE, "fedavg", "finetune", "fedper", "local", "ditto")
+VARIANTS = {**POLICIES, **SCHEDULES, **BASELINES, **CONTROLS, **JOINT}
 
 
 def options(population: str, variant: str, seed: int) -> dict[str, Any] | None:
-    if population in PAPER and variant in ("dqn", "endgame", "random", *JOINT):
+    if population in LARGER and (variant not in AT_LARGER_SIZE or seed != FRESH[0]):
+        return None
+    if seed in CHOOSING and variant not in BASELINES:
         return None
     every = {"eval_every": 6, "checkpoint_every": 10**6, "finetune": True}
     scenario = population.rpartition("-")[2]
@@ -64,13 +89,22 @@ def options(population: str, variant: str, seed: int) -> dict[str, Any] | None:
 
 
 def cells(results: Results) -> list[Cell]:
-    """The nine populations before the paper's size, and the main variants before the others."""
-    every = grid(options, population=POPULATIONS, variant=VARIANTS, seed=FRESH)
-    later = (*MORE_BASELINES, *JOINT, *CONTROLS, "dqn", "endgame")
+    """First what the main table needs: rivals on a choosing seed, the default and its rivals."""
+    every = grid(options, population=POPULATIONS, variant=VARIANTS, seed=(*CHOOSING, *FRESH))
 
-    def order(cell: Cell) -> tuple[bool, bool, int]:
-        axes = cell.axes
-        return axes["population"] in PAPER, axes["variant"] in later, axes["seed"]
+    def order(cell: Cell) -> tuple[int, int]:
+        population, variant, seed = (cell.axes[name] for name in ("population", "variant", "seed"))
+        rivals = {strongest(results, population, key) for key in ("personal", "tuned")}
+        rivals.add(strongest(results, population, "personal", without=("finetune",)))
+        if population in LARGER:
+            return 6, seed
+        if variant in BASELINES and variant not in RARELY_STRONG and seed == CHOOSING[0]:
+            return 0, seed
+        if variant in (DEFAULT, SCHEDULE, "fedavg") or (variant in rivals and seed in FRESH):
+            return (1 if seed == FRESH[0] else 2), seed
+        if variant in RARELY_STRONG or seed == CHOOSING[1]:
+            return 5, seed
+        return (3 if seed == FRESH[0] else 4), seed
 
     return sorted(every, key=order)
 
@@ -106,32 +140,42 @@ def found(
     return [record for record in chosen if record["seed"] in set(seeds)]
 
 
-@cache
-def earlier_results() -> Results:
-    """Return the cells of the study fedpolicy."""
-    return Results(RESULTS / "fedpolicy")
+def strongest(
+    results: Results, population: str, key: str, without: tuple[str, ...] = ()
+) -> str | None:
+    """Return the baseline that was best on the seeds `CHOOSING`, or None without cells.
 
+    For the populations of a larger size those of the usual size decide.
 
-@cache
-def strongest(population: str, key: str) -> str | None:
-    """Return the baseline that was best on other seeds, 11 to 13, in the study fedpolicy.
-
-    Rates were constant there. Of the populations at the paper's size the 14x14 ones decide.
+    Args:
+        results: Cells of this study.
+        population: The population.
+        key: `personal` or `tuned`.
+        without: Baselines that do not count.
     """
+    scenario = population.rpartition("-")[2]
     means = {}
     for name in BASELINES:
-        records = fedpolicy.found(earlier_results(), population.rpartition("-")[2], name)
-        value = mean(record["last" if key == "personal" else key] for record in records)
-        if value is not None:
+        value = mean(record[key] for record in found(results, scenario, name, CHOOSING))
+        if value is not None and name not in without:
             means[name] = value
     return max(means, key=lambda name: means[name]) if means else None
 
 
-def gains(results: Results, claimant: str, key: str, among: Iterable[str]) -> dict[str, float]:
-    """Return the relative gain over the strongest baseline by population, in percent."""
+def gains(
+    results: Results,
+    claimant: str,
+    key: str,
+    among: Iterable[str],
+    without: tuple[str, ...] = (),
+) -> dict[str, float]:
+    """Return the relative gain over the strongest baseline by population, in percent.
+
+    Only seeds count that both have.
+    """
     values = {}
     for population in among:
-        rival = strongest(population, key)
+        rival = strongest(results, population, key, without)
         if rival is None:
             continue
         ours = found(results, population, claimant)
@@ -141,24 +185,27 @@ def gains(results: Results, claimant: str, key: str, among: Iterable[str]) -> di
     return values
 
 
-def relative(key: str) -> Any:
+def relative(key: str, without: tuple[str, ...] = ()) -> Any:
     def made(results: Results) -> list[str]:
-        names = [name for name in CLAIMANTS if gains(results, name, key, POPULATIONS)]
+        names = [name for name in CLAIMANTS if gains(results, name, key, POPULATIONS, without)]
         rows: list[list[Any]] = []
         for population in POPULATIONS:
-            rival = strongest(population, key)
+            rival = strongest(results, population, key, without)
             if rival is None or not found(results, population, rival):
                 continue
             level = spread(record[key] for record in found(results, population, rival))
             row: list[Any] = [population, f"{rival} {level}"]
             for name in names:
-                gain = gains(results, name, key, [population]).get(population)
+                gain = gains(results, name, key, [population], without).get(population)
                 row.append(None if gain is None else f"{gain:+.2f} %")
             rows.append(row)
         for title, pick in (("average", fmean), ("smallest", min), ("largest", max)):
-            values = [list(gains(results, name, key, SCENARIOS).values()) for name in names]
+            values = [list(gains(results, n, key, SCENARIOS, without).values()) for n in names]
             row = [f"**{title}, nine populations**", None]
-            rows.append([*row, *(f"{pick(own):+.2f} %" if own else None for own in values)])
+            for own in values:
+                count = f" ({len(own)})" if len(own) < len(SCENARIOS) else ""
+                row.append(f"{pick(own):+.2f} %{count}" if own else None)
+            rows.append(row)
         return table(["population", "strongest on other seeds", *names], rows)
 
     return made
@@ -170,18 +217,18 @@ def on_nine(results: Results, variant: str) -> list[Record]:
 
 
 def beside_schedule(results: Results) -> list[str]:
-    """Each policy less the schedule full:0.8,none, paired by population and seed."""
+    """Each policy less the schedule, paired by population and seed."""
     rows = []
     for name in CLAIMANTS:
         row: list[Any] = [name]
         for key in ("personal", "tuned", "global"):
             mine, other = (
                 {(r["population"], r["seed"]): r[key] for r in on_nine(results, variant)}
-                for variant in (name, "full:0.8,none")
+                for variant in (name, SCHEDULE)
             )
             common = sorted(mine.keys() & other.keys())
             pairs = paired_difference([mine[c] for c in common], [other[c] for c in common])
-            if pairs is None or name == "full:0.8,none":
+            if pairs is None or name == SCHEDULE:
                 row.append(None)
             else:
                 row.append(f"{pairs.mean:+.2f} ± {pairs.high - pairs.mean:.2f}")
@@ -201,6 +248,37 @@ def scores(key: str) -> Any:
     return made
 
 
+def first_reached(record: Record, goal: float, column: int) -> float | None:
+    """Return round (0) or bytes (3) of the first evaluation whose personal accuracy is the goal."""
+    return next((point[column] for point in record["curve"] if point[1] >= goal), None)
+
+
+def costs(results: Results) -> list[str]:
+    """Rounds and megabytes until shares of FedAvg's best personal accuracy, on the same seeds."""
+    rows: list[list[Any]] = []
+    for population in POPULATIONS:
+        best = {
+            record["seed"]: max(point[1] for point in record["curve"])
+            for record in found(results, population, "fedavg")
+        }
+        for name in (DEFAULT, SCHEDULE, "fedavg", "fedper", "finetune"):
+            records = [r for r in found(results, population, name) if r["seed"] in best]
+            if not records:
+                continue
+            row: list[Any] = [population, name]
+            for share in (0.8, 0.9, 0.95):
+                goals = [share * best[record["seed"]] for record in records]
+                both = []
+                for column, unit in ((0, 1.0), (3, 1e6)):
+                    pairs = zip(records, goals, strict=True)
+                    reached = [first_reached(record, goal, column) for record, goal in pairs]
+                    known = [value / unit for value in reached if value is not None]
+                    both.append(f"{fmean(known):.0f}" if len(known) == len(reached) else "never")
+                row.append(" / ".join(both))
+            rows.append(row)
+    return table(["population", "variant", "to 80 %", "to 90 %", "to 95 %"], rows)
+
+
 STUDY = Study(
     name="redistribution",
     cells=cells,
@@ -208,9 +286,11 @@ STUDY = Study(
     tables={
         "relative_tuned": relative("tuned"),
         "relative_plain": relative("personal"),
+        "relative_unadapted": relative("personal", without=("finetune",)),
         "beside_schedule": beside_schedule,
         "personal": scores("personal"),
         "tuned": scores("tuned"),
         "global": scores("global"),
+        "costs": costs,
     },
 )

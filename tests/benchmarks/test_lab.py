@@ -190,6 +190,17 @@ def test_a_page_counts_cells_of_a_policy_that_was_removed(tmp_path: Path) -> Non
     assert f"`{FORMER_POLICY}`, since removed: 1." in line
 
 
+def test_cells_computed_anew_are_compared_with_the_committed_ones(tmp_path: Path) -> None:
+    ours, committed = Results(tmp_path / "ours"), Results(tmp_path / "committed")
+    committed.add(made("a", x=1.0), made("b", x=1.0, y=2), made("c", curve=[1, 2]))
+    ours.add(made("a", x=1.0), made("b", x=1.5, y=2), made("c", curve=[1, 3]), made("d", x=1))
+    assert command.differences(ours, committed) == [
+        "a: the committed figures",
+        "b: differs (x 1.0 -> 1.5)",
+        "c: differs (in its curves)",
+    ]
+
+
 PAIRS = (((1, 2.0), (2, 4.0), (3, 9.0)), ((1, 1.0), (2, 2.0)))
 
 

@@ -211,6 +211,17 @@ def test_a_stale_block_stays() -> None:
         assert largest_difference(moved[name], before[name] + 0.4) < 1e-12
 
 
+def test_blocks_that_nobody_installs_stay() -> None:
+    task = small_task()
+    run = simulate(FedPolicy(policy="none", block_weights="on"), task, 2)
+    assert largest_difference(run.params, task.init_params(0)) == 0
+    run = simulate(FedPolicy(policy="backbone", block_weights="on"), task, 2)
+    moved = {
+        name for name, value in task.init_params(0).items() if (run.params[name] != value).any()
+    }
+    assert moved == set(task.info.blocks["backbone"])
+
+
 def test_ages_follow_what_was_installed() -> None:
     client_table = state.init_client_table(3, FOUR)
     client_table = state.record_parts(

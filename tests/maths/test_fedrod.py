@@ -1,35 +1,14 @@
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from equipoise.core import TrainingConfig
-from equipoise.data.federated_dataset import Federation
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedrod import FedRod
-from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
-from helpers import largest_difference, simulate, small_task
+from helpers import WHOLE_BATCH, largest_difference, simulate, small_task, three_classes
 from helpers_quadratic import heterogeneous
-
-WHOLE_BATCH = TrainingConfig(epochs=1, lr=0.5, batch_size=100)
-
-
-def three_classes(
-    labels: list[int], clients: int = 1, module: nn.Module | None = None
-) -> ExamplesTask:
-    """Clients with these labels each, two features, a model of two layers."""
-    torch.manual_seed(3)
-    rows = len(labels) * clients
-    x, y = torch.randn(rows, 2, dtype=torch.float64), torch.tensor(labels * clients)
-    data = Federation(
-        {name: (x, y, np.full(clients, len(labels))) for name in ("train", "test")},
-        {"test": (x, y), "public": (x, y)},
-        3,
-    )
-    module = module or nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
-    return ExamplesTask("tiny", module, data, WHOLE_BATCH, torch.float64)
 
 
 def test_two_steps_by_definition_with_a_class_that_the_client_lacks() -> None:

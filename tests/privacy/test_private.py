@@ -185,7 +185,8 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         ("page", {}, "'received_loss', which would leave it unprotected"),
         ("autopilot", {}, "'loss', which would leave it unprotected"),
         ("fedex", {}, "which would leave it unprotected"),
-        ("fedpolicy", {}, "has no reference to clip its update of it"),
+        ("fedpolicy", {}, "which would leave it unprotected"),
+        ("feddbe", {}, "which would leave it unprotected"),
         ("fedpolicy", {"policy": "full:0.99,none"}, "has no reference to clip its update of it"),
         ("fedpolicy", {"policy": "trained"}, "which would leave it unprotected"),
         (

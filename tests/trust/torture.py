@@ -139,17 +139,16 @@ def in_a_child(
 
 def torture(kills: int, minutes: float, seed: int, folder: Path) -> Killed:
     """So many kills, or as many as there is time for."""
-    draw, end = random.Random(seed), time.monotonic() + 60 * minutes
+    draw = random.Random(seed)
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked
     # Children start with all that this has loaded.
     assert main(command(next(iter(SETUPS)), folder / "warm")) == 0
     expected, lasts, operations = {}, {}, {}
     for setup in SETUPS:
         began = time.monotonic()
-        in_a_child(command(setup, folder / setup))
+        operations[setup] = count_operations(command(setup, folder / setup))
         expected[setup], lasts[setup] = result(folder / setup), time.monotonic() - began
-        operations[setup] = count_operations(command(setup, folder / "counted"))
-        shutil.rmtree(folder / "counted")
+    end = time.monotonic() + 60 * minutes
     found = Killed(sittings=1)
     rarely = [1 / lasts[setup] for setup in SETUPS]  # what takes long is drawn less often
     while found.kills < kills and time.monotonic() < end:

@@ -31,6 +31,9 @@ number of blocks."""
 
 Loss = Callable[[Params, Tensor, Tensor, State], Tensor]
 """A training loss for one client: `(params, x, y, aux) -> losses [B]`, one per example."""
+ROW_WEIGHTS = "row_weights"
+"""Entry of `aux` that training fills with the weights `[B]` of the batch's examples in the mean, 0
+for padding, if the caller put anything there. A loss needs them for means over the batch."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # For editors only: a method that is not listed here works as
     from equipoise.methods.fedavg import FedAvg as FedAvg
     from equipoise.methods.fedbabu import FedBabu as FedBabu
     from equipoise.methods.fedbn import FedBN as FedBN
+    from equipoise.methods.feddbe import FedDbe as FedDbe
     from equipoise.methods.feddyn import FedDyn as FedDyn
     from equipoise.methods.fedopt import FedAvgM as FedAvgM
     from equipoise.methods.fedper import FedPer as FedPer

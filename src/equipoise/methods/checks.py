@@ -1,8 +1,8 @@
-"""A check that methods with a proximal term share."""
+"""Checks that several methods share."""
 
 from __future__ import annotations
 
-from equipoise.core import Method, TrainingConfig
+from equipoise.core import Method, Task, TrainingConfig
 from equipoise.utils.errors import UsageError
 
 
@@ -25,4 +25,24 @@ def require_stable_proximal(method: Method, option: str, training: TrainingConfi
         raise UsageError(
             f"{method.name} with {option}={strength:g} and lr={training.lr:g} diverges, since "
             "their product is 2 or more: lower one of them"
+        )
+
+
+def require_linear_head(method: Method, task: Task) -> None:
+    """Refuse a model whose head is not one linear layer.
+
+    Args:
+        method: The method.
+        task: The task of the run.
+
+    Raises:
+        UsageError: If the head has several layers, or parameters other than weight and bias.
+    """
+    head_names = task.info.param_names("head")
+    layers = {name.rpartition(".")[0] for name in head_names}
+    kinds = {name.rpartition(".")[2] for name in head_names}
+    if len(layers) != 1 or kinds != {"weight", "bias"}:
+        raise UsageError(
+            f"{method.name} needs a head that is one linear layer with a bias, but that of task "
+            f"'{task.info.name}' is {', '.join(head_names) or 'empty'}: choose another model"
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.core import Capabilities, Client, Loss, Method, Params, State, Task, TrainingConfig
 from equipoise.core.task import SupervisedTask, require_supervised
+from equipoise.methods.checks import require_linear_head
 from equipoise.utils.errors import UsageError
 
 PERSONAL = "P."
@@ -46,14 +47,7 @@ class FedRod(Method):
                 f"statistics of task '{task.info.name}' twice: choose a model without batch "
                 "normalisation and dropout"
             )
-        head_names = task.info.param_names("head")
-        layers = {name.rpartition(".")[0] for name in head_names}
-        kinds = {name.rpartition(".")[2] for name in head_names}
-        if len(layers) != 1 or kinds - {"weight", "bias"}:
-            raise UsageError(
-                "fedrod adds two heads, which needs a head that is one linear layer, but that of "
-                f"task '{task.info.name}' is {', '.join(head_names) or 'empty'}"
-            )
+        require_linear_head(self, task)
 
     def init_client(self, task: Task, params: Params) -> State:
         """Start with P_i = 0."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from equipoise.core import LocalTrainRequest, Loss, Params, RngContext, State
+from equipoise.core.messages import ROW_WEIGHTS
 from equipoise.data.federated_dataset import Ints
 from equipoise.training import batching
 from equipoise.training.network import LinearParamNames, Network
@@ -271,6 +272,8 @@ def _gradient_fn(task: Network, request: LocalTrainRequest) -> GradientFn:
             leaves = {name: params[name].detach().requires_grad_() for name in names}
             model = {**params, **leaves}
             if custom_loss:
+                if ROW_WEIGHTS in aux:
+                    aux = {**aux, ROW_WEIGHTS: _filled(weight, y, task.dtype)}
                 losses = custom_loss(model, x, y, aux)
             else:
                 losses = task.losses_stack(model, x, y)
@@ -280,6 +283,13 @@ def _gradient_fn(task: Network, request: LocalTrainRequest) -> GradientFn:
             return dict(zip(names, gradients, strict=True))
 
     return backward
+
+
+def _filled(weight: Tensor | float, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weights of the examples as a tensor `[A, B]`; `y` is `[A, B, ...]`."""
+    if isinstance(weight, Tensor):
+        return weight
+    return torch.full(y.shape[:2], weight, dtype=dtype, device=y.device)
 
 
 def _clip_norms(gradients: Params, max_norm: float) -> Params:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import LocalTrainRequest, Params, RngContext
+from equipoise.core.messages import ROW_WEIGHTS
 from equipoise.training import batching
 from equipoise.training.network import Network
 from equipoise.utils import pytree
@@ -60,6 +61,9 @@ def fit(
         rows = torch.from_numpy(split.start[0] + plan.rows[step, 0, :count])
         x = task.prepare(split.x[rows])
         y = split.y[rows].to(task.device)
+        aux = request.aux
+        if ROW_WEIGHTS in aux:
+            aux = {**aux, ROW_WEIGHTS: x.new_full((count,), 1.0 / count, dtype=task.dtype)}
         for repetition in range(request.steps_per_batch):
             context: Params = {}
             if task.info.has_train_mode:
@@ -69,7 +73,7 @@ def fit(
                 leaves = {
                     name: params[name].detach().requires_grad_() for name in request.trainable
                 }
-                loss = losses({**params, **leaves, **context}, x, y, request.aux).mean()
+                loss = losses({**params, **leaves, **context}, x, y, aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             if training.max_grad_norm:
                 norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()

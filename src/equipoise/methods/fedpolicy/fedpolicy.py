@@ -53,6 +53,7 @@ from equipoise.rl.nn import DTYPE
 from equipoise.utils.errors import UsageError, did_you_mean
 
 POLICIES: dict[str, type[policies.Policy]] = {
+    "gate": policies.GatePolicy,
     "trained": policies.TrainedPolicy,
     "dqn": policies.OnlineDqn,
     "endgame": policies.EndgameBandit,
@@ -72,7 +73,7 @@ class FedPolicy(ComposedMethod):
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
     policy: str = option(
-        "full:0.8,none",
+        "gate",
         "policy that chooses the part a client installs: one of "
         f"{', '.join(POLICIES)}, a part for all, or parts over the run such as full:0.8,none",
     )
@@ -173,8 +174,7 @@ class FedPolicy(ComposedMethod):
         if self.agent.probes and not task.has_split("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task "
-                f"'{task.info.name}' "
-                "has none: set val_share"
+                f"'{task.info.name}' has none: set val_share, or choose --policy full:0.8,none"
             )
         if isinstance(self.agent, policies.TrainedPolicy):
             if self.sets.names != PAPER_PARTS:
@@ -316,6 +316,9 @@ class FedPolicy(ComposedMethod):
             return params
         replied = (client_table["reply_round"] == server.round).nonzero()[:, 0]
         staleness = self._staleness_weights(server, client_table, replied)
+        # A block that nobody installed stays: its uploads tell of personal models alone.
+        is_shared = staleness.max(0).values == 1.0
+        staleness = torch.where(is_shared, staleness, 0.0)
         return self.sets.damp_stale_blocks(server.task, server.params, params, staleness)
 
     def _staleness_weights(self, server: Server, client_table: State, ids: Tensor) -> Tensor:

@@ -74,36 +74,63 @@ class Observation(NamedTuple):
     time_left: Tensor
 
 
-def client_features(seen: Observation) -> Tensor:
-    """Return the features of every client `[..., C, F]`, see :data:`FEATURES`.
+class Advantages(NamedTuple):
+    """Advantages of parts over the client's own model, relative to the clients' best accuracy.
 
-    The advantage of a part is its accuracy less that of the client's own model, relative to the
-    clients' mean best accuracy. Few validation rows say little about one client, so its own
-    advantage is the deviation from the clients' mean, shrunk by tau^2 / (tau^2 + s_i^2): tau^2 is
-    the variance over clients beyond the noise s_i^2 of the rows (empirical Bayes).
+    Attributes:
+        center: Mean over the clients that have probed `[..., 1, P - 1]`.
+        deviation: A client's own deviation from it, shrunk `[..., C, P - 1]`.
+        noise: Variance of a client's advantage by its validation rows `[..., C, 1]`.
+        top: The clients' mean best accuracy, which is the unit `[..., 1, 1]`.
     """
-    known = seen.is_known.to(DTYPE)[..., None]
-    count = known.sum(-2, keepdim=True).clamp(min=1.0)
 
-    def mean(values: Tensor) -> Tensor:
-        return (values * known).sum(-2, keepdim=True) / count
+    center: Tensor
+    deviation: Tensor
+    noise: Tensor
+    top: Tensor
 
-    accuracy = seen.accuracy.to(DTYPE)
-    top = mean(accuracy.max(-1, keepdim=True).values).clamp(min=TINY)
+
+def shrunk_advantages(accuracy: Tensor, is_known: Tensor, num_val_rows: Tensor) -> Advantages:
+    """Pool the evidence of all clients on every part.
+
+    Few validation rows say little about one client, so its deviation from the clients' mean is
+    shrunk by tau^2 / (tau^2 + s_i^2): tau^2 is the variance over clients beyond the noise s_i^2 of
+    the rows (empirical Bayes).
+
+    Args:
+        accuracy: Of the model after installing each part `[..., C, P]`; the last is the own model.
+        is_known: Whether the client has probed `[..., C]`.
+        num_val_rows: Validation rows `[..., C]`.
+    """
+    known = is_known.to(DTYPE)[..., None]
+    top = _mean_of_known(accuracy.max(-1, keepdim=True).values, known).clamp(min=TINY)
     advantage = (accuracy[..., :-1] - accuracy[..., -1:]) / top
-    center = mean(advantage)
-    variance = mean((advantage - center).square())
-    noise = ROW_VARIANCE / seen.num_val_rows.to(DTYPE).clamp(min=1.0)[..., None] / top.square()
-    tau_sq = (variance - mean(noise)).clamp(min=0.0)
-    own = (advantage - center) * tau_sq / (tau_sq + noise)
-    rise = mean(accuracy - seen.previous.to(DTYPE)) / top
+    center = _mean_of_known(advantage, known)
+    variance = _mean_of_known((advantage - center).square(), known)
+    noise = ROW_VARIANCE / num_val_rows.to(DTYPE).clamp(min=1.0)[..., None] / top.square()
+    tau_sq = (variance - _mean_of_known(noise, known)).clamp(min=0.0)
+    deviation = (advantage - center) * tau_sq / (tau_sq + noise)
+    return Advantages(center, deviation, noise, top)
+
+
+def _mean_of_known(values: Tensor, known: Tensor) -> Tensor:
+    """Return the mean of values `[..., C, F]` over the clients with weight one in `[..., C, 1]`."""
+    return (values * known).sum(-2, keepdim=True) / known.sum(-2, keepdim=True).clamp(min=1.0)
+
+
+def client_features(seen: Observation) -> Tensor:
+    """Return the features of every client `[..., C, F]`, see :data:`FEATURES`."""
+    known = seen.is_known.to(DTYPE)[..., None]
+    accuracy = seen.accuracy.to(DTYPE)
+    found = shrunk_advantages(accuracy, seen.is_known, seen.num_val_rows)
+    rise = _mean_of_known(accuracy - seen.previous.to(DTYPE), known) / found.top
     size = seen.num_rows.to(DTYPE)[..., None]
-    log_size = (size / mean(size).clamp(min=TINY)).clamp(min=TINY).log()
+    log_size = (size / _mean_of_known(size, known).clamp(min=TINY)).clamp(min=TINY).log()
     installs = seen.installs.to(DTYPE)
     shape = (*accuracy.shape[:-1], 1)
     left = seen.time_left.to(DTYPE)[..., None, None].expand(shape)
-    center = ADVANTAGE_SCALE * center.expand(*shape[:-1], 3)
-    own = ADVANTAGE_SCALE * own * known
+    center = ADVANTAGE_SCALE * found.center.expand(*shape[:-1], 3)
+    own = ADVANTAGE_SCALE * found.deviation * known
     columns = [
         torch.ones_like(left),
         center,
@@ -114,7 +141,7 @@ def client_features(seen: Observation) -> Tensor:
         installs.mean(-2, keepdim=True).expand(*shape[:-1], 2),
         installs,
         log_size,
-        ADVANTAGE_SCALE * noise.sqrt(),
+        ADVANTAGE_SCALE * found.noise.sqrt(),
         left * center[..., :1],
         left * own[..., :1],
     ]

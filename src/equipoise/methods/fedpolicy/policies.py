@@ -3,14 +3,16 @@
 | `--policy` | class | chooses |
 |---|---|---|
 | a part, or `full:0.8,none` | `SchedulePolicy` | one part for all, by the share of the run |
+| `gate` | `GatePolicy` | `full` while the received backbone suits the client, by a rule |
 | `random` | `RandomPart` | any allowed part, stratified over the clients of a round |
 | `trained` | `TrainedPolicy` | by a network that was trained across federations |
 | `dqn` | `OnlineDqn` | by a Q-network that all clients share, learned within the run |
 | `endgame` | `EndgameBandit` | `full`, then what a trial among the clients says |
 
-The last three *hold* a part for a twelfth of the run. At the end of a hold a client *probes*: it is
-sent the whole model and scores, on its validation rows and before it trains, the model that it
-would start from after installing each part. The score of `none` is that of its own model.
+`gate` and the last three *hold* a part for a twelfth of the run. At the end of a hold a client
+*probes*: it is sent the whole model and scores, on its validation rows and before it trains, the
+model that it would start from after installing each part. The score of `none` is that of its own
+model.
 
 Symbols: N clients in all, K clients in a round, P parts, F features.
 """
@@ -35,6 +37,7 @@ from equipoise.methods.fedpolicy.network import (
     client_features,
     hold_rounds,
     load_network,
+    shrunk_advantages,
 )
 from equipoise.methods.fedpolicy.state import BlockSets, write_rows
 from equipoise.rl import dqn
@@ -44,6 +47,16 @@ from equipoise.utils.errors import UsageError, did_you_mean
 
 FULL_PART = 0  # the number of the whole model among the parts
 NONE_PART = -1  # the number of the client's own model
+BODY_PART = 1  # the number of the first part between: `backbone`, unless the user names sets
+
+# The gate.
+LEAVE_START = 0.15  # share of the run from which clients may leave: their second probe
+LEAVE_MARGIN = 0.03  # relative accuracy by which the received backbone is worse for those who leave
+LEAVE_SHARE = 0.5  # of those that still share may leave at once
+MIN_SHARERS = 0.15  # share of clients with a part other than `none` below which nobody has one
+END_START = 0.72  # share of the run from which clients keep their own head
+LAST_START = 0.9  # share of the run from which they keep their own backbone, too
+SMOOTHING = 0.5  # weight of the newest probe
 
 # The Q-network.
 GAMMA = 0.9  # discount of one hold
@@ -337,6 +350,103 @@ class ProbingPolicy(Policy):
     def mask(self, values: Tensor) -> Tensor:
         """Return values `[..., P]`, -inf for parts that are not allowed."""
         return values.masked_fill(~self.config.allowed_mask, -math.inf)
+
+
+class GatePolicy(ProbingPolicy):
+    """Take `full` while the received backbone suits the client, then let go of one block at a time.
+
+    A probe tells whether a client differs in its labels alone or in kind: the received backbone
+    under the client's own head is as good as the client's own model where labels are skewed, and
+    worse where inputs or the meaning of labels differ. Evidence is pooled over clients
+    (`shrunk_advantages`) and smoothed over probes.
+
+    - Clients for which it is clearly worse leave early, the worst first and at most half of those
+      that still share at once: the model then moves towards the others, whom it may suit again.
+      From then on a client takes, after each probe, what scores best: `full`, `backbone` or `none`.
+      If fewer than 15 % of the clients would share anything, nobody does.
+    - The others take `full` for three quarters of the run, then `backbone`, and `none` in the last
+      tenth; those whose own model is no better than the received one keep `full` to the end.
+    """
+
+    def init(self, num_clients: int) -> State:
+        """Return the state in which nobody has probed or left."""
+        num_parts = len(self.config.parts)
+        return super().init(num_clients) | {
+            "smoothed_scores": torch.zeros(num_clients, num_parts, dtype=DTYPE),
+            "has_left": torch.zeros(num_clients, dtype=torch.bool),
+        }
+
+    @cached_property
+    def choices(self) -> Tensor:
+        """Booleans `[P]`: full, and backbone and none where they are allowed; else all allowed."""
+        allowed = self.config.allowed_mask
+        preferred = torch.zeros_like(allowed)
+        preferred[[BODY_PART, NONE_PART]] = allowed[[BODY_PART, NONE_PART]]
+        if not bool(preferred.any()):
+            return allowed
+        preferred[FULL_PART] = True
+        return preferred
+
+    def record_probes(
+        self, server: Server, policy_state: State, ids: Tensor, scores: Tensor
+    ) -> State:
+        """Record the scores of clients that probed, and smooth them."""
+        probed = policy_state["probe_requested"][ids]
+        probed_ids = ids[probed]
+        is_first = policy_state["probe_round"][probed_ids, None] == 0
+        old = torch.where(is_first, scores[probed], policy_state["smoothed_scores"][probed_ids])
+        rows = {"smoothed_scores": torch.lerp(old, scores[probed], SMOOTHING)}
+        policy_state = super().record_probes(server, policy_state, ids, scores)
+        return write_rows(policy_state, probed_ids, rows)
+
+    def decide(
+        self, server: Server, client_table: State, policy_state: State, ids: Tensor
+    ) -> tuple[Tensor, State]:
+        """Say who leaves, and choose each client's part."""
+        over = (server.round - 1) / server.num_rounds
+        scores = policy_state["smoothed_scores"]
+        everybody = torch.arange(len(scores))
+        found = shrunk_advantages(
+            scores, policy_state["probe_round"] > 0, server.task.num_rows(everybody, "val")
+        )
+        advantage = torch.nn.functional.pad(found.center + found.deviation, (0, 1))[ids]
+        has_left = policy_state["has_left"][ids]
+        if LEAVE_START <= over < END_START:
+            gain = scores[ids, BODY_PART] - scores[ids, NONE_PART]
+            has_left = has_left | leaving_clients(advantage[:, BODY_PART], gain, ~has_left)
+        values = advantage.masked_fill(~self.choices, -math.inf)
+        part = torch.where(has_left, values.argmax(1), FULL_PART)
+        none = len(self.choices) - 1
+        if self.choices[none] and float((part != none).double().mean()) < MIN_SHARERS:
+            # The global model must not become the model of one or two clients.
+            part = torch.full_like(part, none)
+        if over >= END_START:
+            late = self._late_part(values, over)
+            part = torch.where(has_left | (advantage[:, FULL_PART] >= 0), part, late)
+        return part, write_rows(policy_state, ids, {"has_left": has_left})
+
+    def _late_part(self, values: Tensor, over: float) -> Tensor:
+        """Return the parts `[K]` of the end for clients that shared: `backbone`, then `none`."""
+        wanted = BODY_PART if over < LAST_START else NONE_PART
+        if bool(self.choices[wanted]):
+            return torch.full_like(values[:, 0], wanted % len(self.choices), dtype=torch.int64)
+        return values[:, 1:].argmax(1) + 1
+
+
+def leaving_clients(advantage: Tensor, gain: Tensor, shares: Tensor) -> Tensor:
+    """Return which clients leave now `[K]`: the worst of those for which sharing is clearly worse.
+
+    Args:
+        advantage: Of the received backbone, relative and shrunk `[K]`.
+        gain: The same as measured at the client, by which they are ranked `[K]`.
+        shares: Which clients share so far `[K]`; at most half of them leave at once.
+    """
+    is_worse = shares & (advantage < -LEAVE_MARGIN)
+    most = max(1, math.floor(LEAVE_SHARE * int(shares.sum()) + 0.5))
+    worst = torch.where(is_worse, gain, math.inf).argsort(stable=True)[:most]
+    is_among_worst = torch.zeros_like(shares)
+    is_among_worst[worst] = True
+    return is_worse & is_among_worst
 
 
 class TrainedPolicy(ProbingPolicy):
