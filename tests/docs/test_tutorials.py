@@ -59,9 +59,14 @@ def save_files(page: Path) -> None:
 
 
 def _shorter(words: list[str]) -> list[str]:
-    """Return the same command with smaller numbers."""
+    """Return the same command with smaller numbers, also where a page leaves the default."""
     before = ["", *words[:-1]]
-    return [SMALLER.get(last, word) for last, word in zip(before, words, strict=True)]
+    shorter = [SMALLER.get(last, word) for last, word in zip(before, words, strict=True)]
+    if words[0] in ("run", "compare") and not {"--rounds", "--steps"} & set(words):
+        shorter += ["--rounds", SMALLER["--rounds"]]
+    if words[0] == "compare" and "--seeds" not in words:
+        shorter += ["--seeds", SMALLER["--seeds"]]
+    return shorter
 
 
 @pytest.mark.parametrize(

@@ -244,11 +244,13 @@ class FedTrees(Method):
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
     ) -> State:
         """Sum what clients sent; sums of gradients are whole numbers of units before."""
-        totals: State = {name: value.sum(0) for name, value in updates.extra.items()}
-        if "sums" in totals:
+        totals: State = {
+            name: value.sum(0) for name, value in updates.extra.items() if name != "sums"
+        }
+        if "sums" in updates.extra:
             unit = sums_unit(max_sum(global_params["limits"]))
             units = torch.tensor([unit, unit, 1.0], dtype=torch.float64)
-            totals["sums"] = totals["sums"] * units
+            totals["sums"] = _added(updates.extra["sums"]) * units
         return totals
 
     def check_updates(
@@ -398,6 +400,16 @@ def _split(
     )
     params |= {name: value[0] for name, value in trees.params().items()}
     return grown
+
+
+def _added(sums: Tensor) -> Tensor:
+    """Add the sums of clients `[K, ...]`, exactly."""
+    if len(sums) == 1:  # also one client of many, under torch.vmap
+        return sums[0].long()
+    from equipoise.trees.histograms import add_clients
+
+    total = add_clients(sums.reshape(len(sums), -1).numpy())
+    return torch.from_numpy(total).reshape(sums.shape[1:])
 
 
 def _stored(growth: Growth, params: Params, state: State) -> State:

@@ -380,6 +380,16 @@ def sum_histograms(
 
 
 @njit(cache=True)
+def add_clients(sums: Sums) -> Ints:
+    """Add the sums of clients `[K, m]` in 64 bits; several times faster than `torch.sum`."""
+    total = np.zeros(sums.shape[1], np.int64)
+    for k in range(len(sums)):
+        for cell in range(sums.shape[1]):
+            total[cell] += sums[k, cell]
+    return total
+
+
+@njit(cache=True)
 def check_histograms(
     sums: Sums, offsets: Ints, max_gradient: float, max_hessian: float
 ) -> tuple[Ints, Ints]:

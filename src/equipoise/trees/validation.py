@@ -197,6 +197,8 @@ class SumsHistory:
             at = np.flatnonzero(report.places[margin] == place)
             if not len(at):
                 continue
+            if not is_known.any() and np.array_equal(ids, report.ids):
+                return report.sums[:, margin, at[0], cells].astype(np.int64), ~is_known
             mine, theirs = np.nonzero(ids[:, None] == report.ids[None])
             new = ~is_known[mine]
             found[mine[new]] = report.sums[theirs[new], margin, at[0], cells]
