@@ -95,7 +95,8 @@ def accuracies(column: str) -> Any:
                     ]
                 )
         head = ["method", "options", "seeds", "global %", "local %"]
-        return table([*head, "paper (global / local)", "commit"], rows)
+        head += ["paper (global / local)", "commit"]
+        return table(head, rows) if rows else ["Not run yet."]
 
     return made
 
