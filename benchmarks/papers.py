@@ -521,8 +521,8 @@ PAGE = Paper(
             f"{RUN} page --reading paper --bias 10:1 --rounds 300 --window 0 --seed 11",
             bias_rows,
             "35.11 / 40.19 and 31.91 / 41.55 against 33.55 / 40.94 (CIFAR-100)",
-            "partly: 10:1 raises the global model in both readings, 1:10 does not raise local models; "
-            "one seed",
+            "partly: 10:1 raises the global model in both readings, 1:10 does not raise local "
+            "models; one seed",
         ),
         Claim(
             "Figure 2: rewards and accuracies have the same trend",
@@ -546,8 +546,8 @@ PAGE = Paper(
                 "page",
             ),
             "a figure, CIFAR-100",
-            "partly: in the default reading p alone raises the global model, eta or alpha alone change "
-            "nothing; in the paper's reading each alone lowers it; one seed",
+            "partly: in the default reading p alone raises the global model, eta or alpha alone "
+            "change nothing; in the paper's reading each alone lowers it; one seed",
         ),
         Claim(
             "The game ends in a feedback Stackelberg equilibrium (definition 4)",
