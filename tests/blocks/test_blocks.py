@@ -169,7 +169,7 @@ def test_blocks_that_do_not_fit_are_one_sentence(blocks: str, words: str) -> Non
         (FedPolicy(parts="full,bas"), "parts names block 'bas'"),
         (FedPolicy(parts="full,base+middle"), "parts leaves out block 'top'"),
         (FedPolicy(parts="full,base+middle+top"), "one set of blocks twice"),
-        (FedPolicy(parts="full,base,middle+top", policy="backbone"), "must be one of trained"),
+        (FedPolicy(parts="full,base,middle+top", policy="backbone"), "must be one of gate"),
     ],
 )
 def test_methods_that_name_other_blocks_are_refused(method: Method, words: str) -> None:

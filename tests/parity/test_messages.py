@@ -55,7 +55,7 @@ def test_messages_of_any_length_cross_and_keep_their_order(ends):
     assert largest_difference(other.receive(0), long) == 0.0
     assert other.receive(0) == {"short": 1}
     for sender, work in under_way:
-        sender.sent(work, 1 - sender.rank)
+        sender.wait_sent(work, 1 - sender.rank)
 
 
 def test_a_message_counts_although_its_sender_ended_before_it_rang(ends):
@@ -68,4 +68,4 @@ def test_a_message_counts_although_its_sender_ended_before_it_rang(ends):
         other.receive(0)
     for message in ({}, {"long": torch.zeros(40 * MAX_SHORT_BYTES)}):
         with pytest.raises(WorkerLost, match="process 1 of 2 has ended"):
-            other.sent(other.send(0, message), 0)
+            other.wait_sent(other.send(0, message), 0)

@@ -89,11 +89,9 @@ def test_a_model_that_predicts_otherwise_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def wrong(
-        module: torch.nn.Module, params: object, x: torch.Tensor, out: Path, facts: object
-    ) -> torch.Tensor:
+    def wrong(model: exporting.Exported, out: Path) -> torch.Tensor:
         out.write_text("wrong")
-        return -module(x)
+        return -model.module(model.x)
 
     monkeypatch.setitem(exporting.FORMATS, "onnx", (".onnx", wrong))
     out = tmp_path / "wrong.onnx"
