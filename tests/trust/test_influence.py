@@ -25,6 +25,7 @@ from equipoise.flower import codec
 from equipoise.methods import all_methods
 from equipoise.simulation.aggregation_guard import (
     COMMON_START_BOUNDS,
+    AcceptedReplies,
     Aggregation,
     mean_change,
 )
@@ -353,12 +354,17 @@ def test_an_attacker_that_knows_all_bounds_is_not_limited():
 
 
 def test_clients_that_send_no_change_do_not_switch_the_bound_on_opposition_off():
-    guard = Aggregation(*[None] * 7, COMMON_START_BOUNDS)
+    aggregation = Aggregation(*[None] * 7, COMMON_START_BOUNDS)
+
+    def bounds_opposition(weights, norms):
+        replies = AcceptedReplies(aggregation, None, None, None, norms, None, weights)
+        return replies.bounds_opposition()
+
     norms = torch.ones(MIN_CROWD, dtype=f64)
     norms[1:] = 0.0
-    assert guard._bounds_opposition(torch.ones(MIN_CROWD), norms)
-    assert not guard._bounds_opposition(torch.ones(MIN_CROWD), torch.zeros_like(norms))
-    assert not guard._bounds_opposition(torch.ones(MIN_CROWD - 1), norms[1:])
+    assert bounds_opposition(torch.ones(MIN_CROWD), norms)
+    assert not bounds_opposition(torch.ones(MIN_CROWD), torch.zeros_like(norms))
+    assert not bounds_opposition(torch.ones(MIN_CROWD - 1), norms[1:])
 
 
 class OwnSums(all_methods()["fedavg"]):

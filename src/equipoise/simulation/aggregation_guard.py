@@ -194,83 +194,42 @@ class Aggregation:
 
     def _apply_method(self, after: Server, accepted: Tensor) -> None:
         """Call the method's hooks of decision 3 in their order, on bounded changes."""
-        assert self.results.stack is not None
         method = self.method
+        replies = self._accepted_replies(accepted)
+        if method.capabilities.aggregates_by_sum:
+            after.sum_updates = replies.sum_updates
+        log_shrunk(after, replies.ids, replies.factors)
+        replies.weights, after.state = method.aggregation_weights(
+            after, replies.ids, replies.updates
+        )
+        if not method.capabilities.bounds_influence:
+            replies.limit(after, replies.influence_limits(after.influence_ratio))
+            if replies.bounds_opposition():
+                replies.limit(after, replies.opposition_limits())
+        after.params, after.state = method.aggregate(
+            after, replies.ids, replies.updates, replies.weights
+        )
+        after.state = method.learn(after, replies.ids, replies.updates)
+        after.sum_updates = None
+
+    def _accepted_replies(self, accepted: Tensor) -> AcceptedReplies:
+        """Return the replies of a mask `[R]`, with norms bounded and no weights yet."""
+        assert self.results.stack is not None
         ids = self.ids
         updates = self.results.stack.update
         norms = self.diagnostics.norms
         factors = self._norm_factors(accepted)
-
-        summed: tuple[Tensor | Params, Tensor, State] | None = None
-
-        def sum_updates(weights: Tensor | Params) -> State:
-            nonlocal summed
-            if summed is None or summed[0] is not weights or summed[1] is not factors:
-                shrinks = bool((factors < 1).any())
-                request = SumRequest(
-                    method, self.sent_params, accepted, weights, factors if shrinks else None
-                )
-                summed = weights, factors, self.results.partial_sums(request, self.chunks)
-            return summed[2]
-
-        by_sum = method.capabilities.aggregates_by_sum
+        by_sum = self.method.capabilities.aggregates_by_sum
         if by_sum:
             # Parameters stay where they were computed, perhaps in other processes: summed there.
             updates = ClientUpdate({}, metrics=updates.metrics)
-            after.sum_updates = sum_updates
         if not bool(accepted.all()):
             ids = ids[accepted]
             updates = index(updates, accepted)
             norms = norms[accepted]
-        log_shrunk(after, ids, factors)
         if not by_sum:
             updates = shrink_update(updates, self.sent_params, factors)
-        weights, after.state = method.aggregation_weights(after, ids, updates)
-
-        def limit(by: Tensor) -> None:
-            nonlocal factors, updates, weights
-            log_shrunk(after, ids, by)
-            if "partial_sums" not in method.overridden_hooks:
-                weights = scale_weights(weights, by)
-            elif bool((by < 1).any()):
-                # Other sums than the mean have no weights: what is summed is shrunk.
-                factors = factors * by
-                updates = updates if by_sum else shrink_update(updates, self.sent_params, by)
-
-        if not method.capabilities.bounds_influence:
-            sizes = norms * factors if self.bounds.weighs_norms else torch.ones_like(norms)
-            limit(influence_factors(weights, sizes, after.influence_ratio))
-            if self._bounds_opposition(weights, norms):
-                assert isinstance(weights, Tensor)
-                shares = weights.double() / weights.double().sum()
-                if by_sum:
-                    mean = sum_updates(weights).get("mean")
-                else:
-                    mean = weighted_mean(updates.params, weights)
-                if mean is not None:  # a method may have other sums
-                    change = mean_change(self.sent_params, mean, weights)
-                    dots = (
-                        self.results.update_dots(self.sent_params, change, accepted) * factors
-                        if by_sum
-                        else update_dots(self.sent_params, updates.params, change)
-                    )
-                    norm = torch.stack([value.double().norm() for value in change.values()]).norm()
-                    limit(opposition_factors(shares, norms * factors, dots, float(norm)))
-        after.params, after.state = method.aggregate(after, ids, updates, weights)
-        after.state = method.learn(after, ids, updates)
-        after.sum_updates = None
-
-    def _bounds_opposition(self, weights: Tensor | Params, norms: Tensor) -> bool:
-        """Return whether changes compare with their mean: many replies with one weight each."""
-        return (
-            self.bounds.weighs_norms
-            and self.bounds.crowd_ratio < torch.inf
-            and isinstance(weights, Tensor)
-            and weights.dim() == 1
-            and bool((weights >= 0).all() & (weights > 0).any())
-            and len(norms) >= MIN_CROWD
-            and bool((norms > 0).any())
-        )
+        return AcceptedReplies(self, accepted, ids, updates, norms, factors)
 
     def _norm_factors(self, accepted: Tensor) -> Tensor:
         """Return factors for the accepted replies that bound the norms of what they upload."""
@@ -278,6 +237,110 @@ class Aggregation:
         by_norm = shrink_factors(facts.norms[accepted], self.bounds.norm_ratio)
         by_extra = shrink_factors(facts.extra_norms[accepted], self.bounds.influence_ratio)
         return torch.minimum(by_norm, by_extra)
+
+
+@dataclass
+class AcceptedReplies:
+    """The replies that are aggregated, and how much of each counts.
+
+    Attributes:
+        aggregation: The aggregation that they belong to.
+        accepted: Mask `[R]` of them among all replies.
+        ids: Their clients `[K]`.
+        updates: Their updates, stacked; without parameters where the executor sums them.
+        norms: Norms of their changes as uploaded `[K]`.
+        factors: By which their changes are shrunk `[K]`.
+        weights: Weights of the aggregate, once the method has given them.
+    """
+
+    aggregation: Aggregation
+    accepted: Tensor
+    ids: Tensor
+    updates: ClientUpdate
+    norms: Tensor
+    factors: Tensor
+    weights: Tensor | Params = field(default_factory=dict)
+    _summed: tuple[Tensor | Params, Tensor, State] | None = None  # weights, factors, their sums
+
+    def sum_updates(self, weights: Tensor | Params) -> State:
+        """Return the method's sums over the shrunk changes; the last ones are remembered."""
+        last = self._summed
+        if last is not None and last[0] is weights and last[1] is self.factors:
+            return last[2]
+        run = self.aggregation
+        shrinks = bool((self.factors < 1).any())
+        request = SumRequest(
+            run.method,
+            run.sent_params,
+            self.accepted,
+            weights,
+            self.factors if shrinks else None,
+        )
+        sums = run.results.partial_sums(request, run.chunks)
+        self._summed = weights, self.factors, sums
+        return sums
+
+    def limit(self, after: Server, by: Tensor) -> None:
+        """Let clients count less.
+
+        Args:
+            after: The server, which logs whose influence was limited.
+            by: Factors `[K]`, at most 1.
+        """
+        method = self.aggregation.method
+        log_shrunk(after, self.ids, by)
+        if "partial_sums" not in method.overridden_hooks:
+            self.weights = scale_weights(self.weights, by)
+            return
+        if not bool((by < 1).any()):
+            return
+        # Other sums than the mean have no weights: what is summed is shrunk.
+        self.factors = self.factors * by
+        if not method.capabilities.aggregates_by_sum:
+            self.updates = shrink_update(self.updates, self.aggregation.sent_params, by)
+
+    def influence_limits(self, influence_ratio: float) -> Tensor:
+        """Return factors `[K]` that bound weight times norm relative to the cohort."""
+        weighs_norms = self.aggregation.bounds.weighs_norms
+        sizes = self.norms * self.factors if weighs_norms else torch.ones_like(self.norms)
+        return influence_factors(self.weights, sizes, influence_ratio)
+
+    def bounds_opposition(self) -> bool:
+        """Return whether changes compare with their mean: many replies with one weight each."""
+        bounds = self.aggregation.bounds
+        weights = self.weights
+        return (
+            bounds.weighs_norms
+            and bounds.crowd_ratio < torch.inf
+            and isinstance(weights, Tensor)
+            and weights.dim() == 1
+            and bool((weights >= 0).all() & (weights > 0).any())
+            and len(self.norms) >= MIN_CROWD
+            and bool((self.norms > 0).any())
+        )
+
+    def opposition_limits(self) -> Tensor:
+        """Return factors `[K]` that bound how far a client points against the mean of the others.
+
+        All are 1 for a method whose sums have no mean.
+        """
+        assert isinstance(self.weights, Tensor)
+        run = self.aggregation
+        by_sum = run.method.capabilities.aggregates_by_sum
+        if by_sum:
+            mean = self.sum_updates(self.weights).get("mean")
+        else:
+            mean = weighted_mean(self.updates.params, self.weights)
+        if mean is None:
+            return torch.ones_like(self.factors)
+        change = mean_change(run.sent_params, mean, self.weights)
+        if by_sum:
+            dots = run.results.update_dots(run.sent_params, change, self.accepted) * self.factors
+        else:
+            dots = update_dots(run.sent_params, self.updates.params, change)
+        norm = torch.stack([value.double().norm() for value in change.values()]).norm()
+        shares = self.weights.double() / self.weights.double().sum()
+        return opposition_factors(shares, self.norms * self.factors, dots, float(norm))
 
 
 def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
