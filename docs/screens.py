@@ -105,15 +105,17 @@ def type_tutorial(
     found = {}
     with ExitStack() as stack:
         for line in typed:
+            is_server = line.startswith(SERVERS)
+            output = subprocess.DEVNULL if is_server else subprocess.PIPE
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {line}" if line.startswith(SERVERS) else line],
+                ["bash", "-c", f"exec {line}" if is_server else line],
                 cwd=folder,
                 env=_environment(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if line.startswith(SERVERS) else subprocess.PIPE,
+                stdout=output,
+                stderr=output,
                 text=True,
             )
-            if line.startswith(SERVERS):
+            if is_server:
                 stack.callback(_stop, process)
                 time.sleep(wait)
                 continue

@@ -287,12 +287,12 @@ class AcceptedReplies:
             after: The server, which logs whose influence was limited.
             by: Factors `[K]`, at most 1.
         """
+        if not bool((by < 1).any()):
+            return
         method = self.aggregation.method
         log_shrunk(after, self.ids, by)
         if "partial_sums" not in method.overridden_hooks:
             self.weights = scale_weights(self.weights, by)
-            return
-        if not bool((by < 1).any()):
             return
         # Other sums than the mean have no weights: what is summed is shrunk.
         self.factors = self.factors * by
