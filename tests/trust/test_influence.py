@@ -13,6 +13,7 @@ from equipoise.core.report_validation import (
     MIN_CROWD,
     InfluenceBounds,
     believed_sizes,
+    has_clear_mean,
     hparam_violations,
     influence_factors,
     opposition_factors,
@@ -135,6 +136,13 @@ def test_who_points_against_the_others_counts_by_their_mean():
         torch.full((5,), 0.2, dtype=f64), torch.zeros(5, dtype=f64), torch.zeros(5, dtype=f64), 0.0
     )
     assert still.tolist() == [1.0] * 5
+
+
+def test_near_convergence_the_changes_have_no_clear_mean():
+    norms = torch.tensor([1.0, 1.0, 5.0], dtype=f64)
+    assert has_clear_mean(norms, 0.1)
+    assert not has_clear_mean(norms, 0.0999)
+    assert has_clear_mean(torch.zeros(3, dtype=f64), 0.0)
 
 
 def test_a_change_across_the_mean_is_no_opposition():

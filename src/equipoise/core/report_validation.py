@@ -302,6 +302,23 @@ def crowd_factors(weights: Tensor, norms: Tensor, max_ratio: float) -> Tensor:
 
 MAX_OPPOSITION = 2.0
 """How far a change may point against the mean of the others, in lengths of that mean."""
+MIN_MEAN_RATIO = 0.1
+"""Norm of the mean change, in median norms of the changes, below which opposition is not bounded.
+
+Near convergence the mean vanishes and honest clients point against it. On Synthetic the first ones
+went beyond the bound at 0.083 (FedAvg, round 160); without this limit it cost 0.85 points in 400
+rounds.
+"""
+
+
+def has_clear_mean(norms: Tensor, mean_norm: float) -> bool:
+    """Return whether the changes still have a common direction, against which one can point.
+
+    Args:
+        norms: Norms of the changes `[K]`.
+        mean_norm: The norm of their weighted mean.
+    """
+    return mean_norm >= MIN_MEAN_RATIO * float(norms.median())
 
 
 def opposition_factors(weights: Tensor, norms: Tensor, dots: Tensor, mean_norm: float) -> Tensor:

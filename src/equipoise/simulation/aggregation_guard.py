@@ -19,6 +19,7 @@ from equipoise.core.report_validation import (
     MIN_COHORT,
     MIN_CROWD,
     InfluenceBounds,
+    has_clear_mean,
     influence_factors,
     like_params,
     opposition_factors,
@@ -322,7 +323,7 @@ class AcceptedReplies:
     def opposition_limits(self) -> Tensor:
         """Return factors `[K]` that bound how far a client points against the mean of the others.
 
-        All are 1 for a method whose sums have no mean.
+        All are 1 near convergence, and for a method whose sums have no mean.
         """
         assert isinstance(self.weights, Tensor)
         run = self.aggregation
@@ -334,13 +335,16 @@ class AcceptedReplies:
         if mean is None:
             return torch.ones_like(self.factors)
         change = mean_change(run.sent_params, mean, self.weights)
+        mean_norm = float(torch.stack([value.double().norm() for value in change.values()]).norm())
+        norms = self.norms * self.factors
+        if not has_clear_mean(norms, mean_norm):
+            return torch.ones_like(self.factors)
         if by_sum:
             dots = run.results.update_dots(run.sent_params, change, self.accepted) * self.factors
         else:
             dots = update_dots(run.sent_params, self.updates.params, change)
-        norm = torch.stack([value.double().norm() for value in change.values()]).norm()
         shares = self.weights.double() / self.weights.double().sum()
-        return opposition_factors(shares, self.norms * self.factors, dots, float(norm))
+        return opposition_factors(shares, norms, dots, mean_norm)
 
 
 def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
