@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.core import Capabilities, Client, ClientUpdate, LocalHParams, Params, Server, State
 from equipoise.core.method import equal_weights
 from equipoise.methods import autopilot
-from equipoise.methods.autopilot import Autopilot
+from equipoise.methods.autopilot import Autopilot, AutopilotState
 
 ALWAYS_HIGH = torch.full(
     (2,), torch.inf, dtype=torch.float64
@@ -32,8 +32,10 @@ class ConfiguredRate(Autopilot):
             else train
         ), state
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        state, m = super().steer(server, ids, seen)
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
+        state, m = super().steer(server, ids, measurements)
         return {**state, "lr": torch.tensor(float(server.training.lr), dtype=torch.float64)}, m
 
 
@@ -51,9 +53,11 @@ class MeasuredRate(Autopilot):
             )
         return train, state
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        state, m = super().steer(server, ids, seen)
-        return (state | {"lr": seen["step"].median()} if server.round == 1 else state), m
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
+        state, m = super().steer(server, ids, measurements)
+        return (state | {"lr": measurements["step"].median()} if server.round == 1 else state), m
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,10 @@ class NoCorrection(Autopilot):
 
     name: ClassVar[str] = "no-correction"
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        state, m = super().steer(server, ids, seen)
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
+        state, m = super().steer(server, ids, measurements)
         return {**state, "log_lr_correction": torch.zeros((), dtype=torch.float64)}, m
 
 
@@ -73,8 +79,12 @@ class NoRestraint(Autopilot):
 
     name: ClassVar[str] = "no-restraint"
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        return super().steer(replace(server, state={**server.state, "val": ALWAYS_HIGH}), ids, seen)
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
+        return super().steer(
+            replace(server, state={**server.state, "val": ALWAYS_HIGH}), ids, measurements
+        )
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,10 @@ class NoNeed(Autopilot):
 
     name: ClassVar[str] = "no-need"
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        state, m = super().steer(server, ids, seen)
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
+        state, m = super().steer(server, ids, measurements)
         return {**state, "loss_scale": torch.ones((), dtype=torch.float64)}, m
 
 
@@ -94,8 +106,10 @@ class NoMomentum(Autopilot):
 
     name: ClassVar[str] = "no-momentum"
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        return super().steer(server, ids, seen)[0], 0.0
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
+        return super().steer(server, ids, measurements)[0], 0.0
 
 
 @dataclass(frozen=True)
@@ -104,8 +118,10 @@ class NoReach(Autopilot):
 
     name: ClassVar[str] = "no-reach"
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        state, m = super().steer(server, ids, seen)
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
+        state, m = super().steer(server, ids, measurements)
         return {**state, "amplification": torch.full((), autopilot.TINY, dtype=torch.float64)}, m
 
 

@@ -110,7 +110,6 @@ def fedpolicy_curves(figure: Figure) -> None:
         "fedavg": "fedavg",
         "gate": "gate",
         "full for 80 %, then none": "full:0.8,none",
-        "trained": "trained",
     }
     found = {label: cells.where(variant=variant) for label, variant in variants.items()}
     places = [{(r.axes["population"], r.axes["seed"]) for r in some} for some in found.values()]

@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
+from docs import blocks
+
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "pictures"
 WIDTH = 104
@@ -39,14 +41,8 @@ SCREENS = {
     "equipoise flower run": "screen-deployment",
 }
 """Beginning of a command, and the name of its picture."""
-SET_UP = ("pip", "python3", ".", "make", "export")
-"""Commands of installation, done before."""
 SERVERS = ("flower-superlink", "equipoise flower node")
 """Commands that run until they are stopped: each has a terminal of its own."""
-BLOCK = re.compile(r"```(?:sh|bash)\n(.*?)```", re.DOTALL)
-"""``sh`` runs anywhere; ``bash`` needs Flower."""
-FILE = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
-"""A block whose first line names the file in which a reader saves it."""
 SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -72,13 +68,6 @@ SVG = """\
 """Rich's template without its web font: pages need no network."""
 
 
-def commands(page: Path) -> list[str]:
-    """Return the commands of a tutorial, one line each."""
-    blocks = BLOCK.findall(page.read_text().replace("\\\n", " "))
-    lines = [line.strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line and line.split()[0] not in SET_UP]
-
-
 def type_tutorial(
     page: Path, folder: Path, wait: float = 0.0, *, to_last_screen: bool = False
 ) -> dict[str, str]:
@@ -96,9 +85,8 @@ def type_tutorial(
     Raises:
         RuntimeError: If a command fails, with its output.
     """
-    for name, text in FILE.findall(page.read_text()):
-        (folder / name).write_text(text)
-    typed = _whole_loops(commands(page))
+    blocks.save_files(page, folder)
+    typed = _whole_loops(blocks.commands(page, "sh", "bash"))
     if to_last_screen:
         pictured = [k for k, line in enumerate(typed) if line.startswith(tuple(SCREENS))]
         typed = typed[: pictured[-1] + 1]

@@ -120,10 +120,10 @@ def timeless(record: Timed) -> Timed:
     return replace(record, seconds=0.0)
 
 
-def cut_and_resumed(settings: ExperimentConfig, folder: Path, at: int) -> Summary:
-    """The summary of a run that is interrupted after this round, with a checkpoint every third, and
-    goes on.
-    """
+def cut_and_resumed(
+    settings: ExperimentConfig, folder: Path, at: int, checkpoint_every: int = 3
+) -> Summary:
+    """The summary of a run that is interrupted after this round and goes on."""
 
     def stop(log: RoundRecord) -> None:
         if log.round == at:
@@ -131,7 +131,9 @@ def cut_and_resumed(settings: ExperimentConfig, folder: Path, at: int) -> Summar
 
     with pytest.raises(Interrupted):
         run(
-            ExperimentConfig.from_options({**settings.to_dict, "checkpoint_every": 3}),
+            ExperimentConfig.from_options(
+                {**settings.to_dict, "checkpoint_every": checkpoint_every}
+            ),
             folder,
             on_round_end=stop,
         )

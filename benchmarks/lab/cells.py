@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-BOUNDED_SINCE = "2026-11-18T09:05"
-"""From then on (UTC) the server bounds each client's influence as it does now, in cohorts of 20
+BOUNDED_SINCE = "2026-11-18T17:01"
+"""From then on (UTC) the server bounds each client's influence as it does now, in cohorts of 5
 replies and more: its weight, and how far it may pull against the others."""
 LARGEST = 1_000_000  # bytes of a file that is kept as plain text; a larger one is compressed
 

@@ -28,7 +28,7 @@ def as_options(options: Mapping[str, Any]) -> str:
 def made_at(records: Iterable[Record]) -> str:
     """Return the commits at which cells were made; `unknown` where none was recorded.
 
-    For cohorts of 20 clients and more, whose influence was bounded otherwise, or not, at first.
+    For cohorts of 5 clients and more, whose influence was bounded otherwise, or not, at first.
     """
     found = list(records)
     commits = {record.commit[:8] if record.commit else "unknown" for record in found}
@@ -39,15 +39,15 @@ def made_at(records: Iterable[Record]) -> str:
 
 
 def age(records: Iterable[Record]) -> list[str]:
-    """Say how many cells of cohorts of 20 and more the command would give otherwise today."""
+    """Say how many cells the command may give otherwise today."""
     found = list(records)
     old = sum(not record.is_bounded for record in found)
     if not old:
         return []
     return [
         f"{old} of {len(found)} cells were made before the present bound on the influence of each "
-        "client in cohorts of 20 replies and more: today the command gives somewhat other figures "
-        "(FedAvg on Synthetic: 0.2 points at most)."
+        "client in cohorts of 5 replies and more: today the command may give somewhat other "
+        "figures."
     ]
 
 

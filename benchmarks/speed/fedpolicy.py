@@ -39,7 +39,7 @@ POLICY: dict[Any, tuple[str, ...]] = {
     policies: ("probe_scores",),
     state: ("record_parts", "staleness_weight"),
     BlockSets: ("block_weights", "damp_stale_blocks"),
-    GatePolicy: ("assign", "record_probes"),
+    GatePolicy: ("assign", "record_probes", "record_updates"),
 }
 
 

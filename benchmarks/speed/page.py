@@ -29,6 +29,14 @@ from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 WARMUP = 3
+PAPER_GAME = {
+    "method": "page",
+    "reading": "paper",
+    "agents": "per-client",
+    "warmup": WARMUP,
+    "window": 0,
+    "task": "synthetic",
+}
 
 
 class Agent:
@@ -142,6 +150,31 @@ def _rows(split: Any, k: int) -> tuple[Tensor, Tensor]:
     return split.x[here], split.y[here]
 
 
+def _time_agents() -> dict[str, float]:
+    """Put a stopwatch around the agents of the stacked engine; return its seconds, to be reset."""
+    stopwatch = {"agents": 0.0}
+    step = page_agents._step
+
+    def timed(*arguments: Any) -> Any:
+        began = time.process_time()
+        result = step(*arguments)
+        stopwatch["agents"] += time.process_time() - began
+        return result
+
+    setattr(page_agents, "_step", timed)  # noqa: B010 (mypy refuses a plain assignment)
+    return stopwatch
+
+
+def _experienced_agent(states: int, actions: int) -> Agent:
+    """Return an agent of the plain loop with enough transitions to learn from."""
+    agent = Agent(states, actions)
+    agent.memory = [
+        (torch.rand(states), torch.rand(actions), torch.rand(()), torch.rand(states))
+        for _ in range(40)
+    ]
+    return agent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -149,45 +182,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are timed (default: 3)")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    game = {
-        "method": "page",
-        "reading": "paper",
-        "agents": "per-client",
-        "warmup": WARMUP,
-        "window": 0,
-    }
-    settings = ExperimentConfig.from_options({**game, "task": "synthetic"})
+    settings = ExperimentConfig.from_options(PAPER_GAME)
     task = settings.task_spec.build(settings.task_config, "linear", settings.training, 0)
     total = WARMUP + 1 + rounds
-    simulation = FederatedSimulation(
-        settings.method,
-        task,
-        settings.training,
-        RoundLoopConfig(total + 1, 0, 1.0, "stacked", total + 1, False),
-    )
-
-    inside = {"agents": 0.0}
-    turn = page_agents._step
-
-    def timed(*arguments: Any) -> Any:
-        began = time.process_time()
-        result = turn(*arguments)
-        inside["agents"] += time.process_time() - began
-        return result
-
-    setattr(page_agents, "_step", timed)  # noqa: B010 (a stopwatch around it)
-    agents = [Agent(1, 2) for _ in range(task.info.num_clients)]
-    server = Agent(task.info.num_clients, task.info.num_clients)
-    for agent, states in ((server, task.info.num_clients), *((agent, 1) for agent in agents)):
-        actions = 2 if states == 1 else states
-        agent.memory = [
-            (torch.rand(states), torch.rand(actions), torch.rand(()), torch.rand(states))
-            for _ in range(40)
-        ]
+    schedule = RoundLoopConfig(total + 1, 0, 1.0, "stacked", total + 1, False)
+    simulation = FederatedSimulation(settings.method, task, settings.training, schedule)
+    stopwatch = _time_agents()
+    agents = [_experienced_agent(1, 2) for _ in range(task.info.num_clients)]
+    server = _experienced_agent(task.info.num_clients, task.info.num_clients)
     stacked, shares, plain = [], [], []
     for t in range(total):
         start = {name: value.clone() for name, value in simulation.params.items()}
-        inside["agents"] = 0.0
+        stopwatch["agents"] = 0.0
         began = time.process_time()
         log = simulation.run_round()
         seconds = time.process_time() - began
@@ -195,7 +201,7 @@ def main() -> None:
             continue
         assert log.decisions is not None
         stacked.append(seconds)
-        shares.append(inside["agents"] / seconds)
+        shares.append(stopwatch["agents"] / seconds)
         plain.append(
             plain_round(task, settings.training, start, log.decisions or {}, agents, server)
         )

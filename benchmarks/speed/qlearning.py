@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numba
 import numpy as np
@@ -30,7 +31,15 @@ from equipoise.environments.tabular_mdp import (
 )
 from equipoise.simulation.executor_selection import available_cores
 
-AGENTS, TAU, STEPS, SIMS = 20, 50, 2000, 100
+AGENTS = 20
+TAU = 50
+STEPS = 2000
+SIMS = 100
+UPDATES = AGENTS * STEPS * SIMS
+RATES = {"equal": 0.2, "importance": 0.05, "targets": 0.005}
+"""eta by rule of aggregation."""
+NUMPY_RULES = ("equal", "importance")
+"""The rules that are timed in NumPy too."""
 
 
 def numpy_version(
@@ -89,85 +98,104 @@ def nanoseconds(run: Callable[[], object], updates: int, repeats: int) -> float:
     return round(best / updates * 1e9, 2)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, available_cores()])
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
-    mdp, big, taxi = two_state(0), garnet(0, 100, 10, 10), gymnasium_mdp("taxi")
-    paper = tabular_q.TabularProblem([mdp], AGENTS, behaviour_policies("fixed", mdp, AGENTS, 0.0))
-    updates, rates = AGENTS * STEPS * SIMS, {"equal": 0.2, "importance": 0.05, "targets": 0.005}
+def uniform_problem(mdp: TabularMDP) -> tabular_q.TabularProblem:
+    policies = behaviour_policies("uniform", mdp, AGENTS, 0.0)
+    return tabular_q.TabularProblem([mdp], AGENTS, policies)
 
-    def uniform(place: TabularMDP) -> tabular_q.TabularProblem:
-        return tabular_q.TabularProblem(
-            [place], AGENTS, behaviour_policies("uniform", place, AGENTS, 0.0)
-        )
 
-    numpy_ns, agents_ns, error = {}, {}, {}
-    for rule in ("equal", "importance"):
-        plain = partial(numpy_version, mdp, rule, rates[rule], STEPS, seed=0)
-        numpy_ns[rule] = nanoseconds(partial(plain, sims=SIMS), updates, args.repeats)
-        agents_ns[rule] = nanoseconds(partial(plain, sims=1), updates // SIMS, args.repeats)
+def fixed_problem(mdp: TabularMDP) -> tabular_q.TabularProblem:
+    """The paper's: every agent plays one action."""
+    policies = behaviour_policies("fixed", mdp, AGENTS, 0.0)
+    return tabular_q.TabularProblem([mdp], AGENTS, policies)
+
+
+def numpy_times(mdp: TabularMDP, repeats: int) -> dict[str, dict[str, Any]]:
+    """Time NumPy by rule, and compare the errors of its tables with those of the kernels."""
+    over_both: dict[str, Any] = {}
+    over_agents: dict[str, Any] = {}
+    error: dict[str, Any] = {}
+    for rule in NUMPY_RULES:
+        plain = partial(numpy_version, mdp, rule, RATES[rule], STEPS, seed=0)
+        over_both[rule] = nanoseconds(partial(plain, sims=SIMS), UPDATES, repeats)
+        over_agents[rule] = nanoseconds(partial(plain, sims=1), UPDATES // SIMS, repeats)
         tables = {
             "numpy": plain(sims=SIMS),
-            "compiled": compiled(paper, rule, rates[rule], STEPS, TAU, SIMS),
+            "compiled": compiled(fixed_problem(mdp), rule, RATES[rule], STEPS, TAU, SIMS),
         }
         error[rule] = {
             name: round(float(tabular_q.normalised_errors(table, mdp).mean()), 4)
             for name, table in tables.items()
         }
-    cases = {
-        "two-state, fixed actions, tau 1000": (paper, 1000),
-        "two-state, uniform policy": (uniform(mdp), TAU),
-        "garnet 100 x 10, branching 10, uniform policy": (uniform(big), 1000),
-        "taxi, uniform policy": (uniform(taxi), 1000),
-    }
-    samples, rows = AGENTS * 50 * 10 * big.R.size, []
-    for threads in dict.fromkeys(args.threads):
-        numba.set_num_threads(threads)
-        for rule, eta in rates.items():
-            ns = nanoseconds(
-                partial(compiled, paper, rule, eta, STEPS, TAU, SIMS), updates, args.repeats
-            )
-            row = {
-                "experiment": "two-state, fixed actions",
-                "rule": rule,
-                "threads": threads,
-                "ns_per_step": ns,
-            }
-            if rule in numpy_ns:
-                row["times_numpy_over_agents_and_sims"] = round(numpy_ns[rule] / ns, 1)
-                row["times_numpy_over_agents"] = round(agents_ns[rule] / ns, 1)
-            rows.append(row)
-        timed = {
-            name: nanoseconds(
-                partial(compiled, problem, "equal", 0.1, STEPS, tau, SIMS), updates, args.repeats
-            )
-            for name, (problem, tau) in cases.items()
-        }
-        synchronous = partial(
-            compiled, tabular_q.TabularProblem([big], AGENTS), "equal", 0.1, 50, 5, 10
-        )
-        timed["garnet 100 x 10, FedSynQ (per sample)"] = nanoseconds(
-            synchronous, samples, args.repeats
-        )
-        about = {"rule": "equal", "threads": threads}
-        rows += [{"experiment": name, **about, "ns_per_step": ns} for name, ns in timed.items()]
-    result = {
-        "setting": {
-            "agents": AGENTS,
-            "tau": TAU,
-            "steps": STEPS,
-            "sims": SIMS,
-            "eta": rates,
-            "best_of": args.repeats,
-        },
-        "numba": numba.__version__,
-        "numpy_over_agents_and_sims_ns": numpy_ns,
-        "numpy_over_agents_ns": agents_ns,
+    return {
+        "numpy_over_agents_and_sims_ns": over_both,
+        "numpy_over_agents_ns": over_agents,
         "mean_error": error,
-        "compiled": rows,
     }
+
+
+def paper_times(mdp: TabularMDP, threads: int, repeats: int) -> dict[str, float]:
+    """Time the kernels on the paper's experiment, by rule of aggregation."""
+    numba.set_num_threads(threads)
+    problem = fixed_problem(mdp)
+    return {
+        rule: nanoseconds(partial(compiled, problem, rule, eta, STEPS, TAU, SIMS), UPDATES, repeats)
+        for rule, eta in RATES.items()
+    }
+
+
+def other_times(mdp: TabularMDP, threads: int, repeats: int) -> dict[str, float]:
+    """Time the kernels on other experiments, with equal weights."""
+    numba.set_num_threads(threads)
+    large = garnet(0, 100, 10, 10)
+    cases = {
+        "two-state, fixed actions, tau 1000": (fixed_problem(mdp), 1000),
+        "two-state, uniform policy": (uniform_problem(mdp), TAU),
+        "garnet 100 x 10, branching 10, uniform policy": (uniform_problem(large), 1000),
+        "taxi, uniform policy": (uniform_problem(gymnasium_mdp("taxi")), 1000),
+    }
+    times = {
+        name: nanoseconds(
+            partial(compiled, problem, "equal", 0.1, STEPS, tau, SIMS), UPDATES, repeats
+        )
+        for name, (problem, tau) in cases.items()
+    }
+    all_pairs = tabular_q.TabularProblem([large], AGENTS)
+    times["garnet 100 x 10, FedSynQ (per sample)"] = nanoseconds(
+        partial(compiled, all_pairs, "equal", 0.1, 50, 5, 10),
+        AGENTS * 50 * 10 * large.R.size,
+        repeats,
+    )
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, available_cores()])
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    mdp = two_state(0)
+    by_numpy = numpy_times(mdp, args.repeats)
+    rows: list[dict[str, object]] = []
+    for threads in dict.fromkeys(args.threads):
+        for rule, ns in paper_times(mdp, threads, args.repeats).items():
+            about = {"experiment": "two-state, fixed actions", "rule": rule, "threads": threads}
+            row: dict[str, object] = {**about, "ns_per_step": ns}
+            if rule in NUMPY_RULES:
+                for name in ("numpy_over_agents_and_sims", "numpy_over_agents"):
+                    row[f"times_{name}"] = round(by_numpy[f"{name}_ns"][rule] / ns, 1)
+            rows.append(row)
+        for name, ns in other_times(mdp, threads, args.repeats).items():
+            about = {"experiment": name, "rule": "equal", "threads": threads}
+            rows.append({**about, "ns_per_step": ns})
+    setting = {
+        "agents": AGENTS,
+        "tau": TAU,
+        "steps": STEPS,
+        "sims": SIMS,
+        "eta": RATES,
+        "best_of": args.repeats,
+    }
+    result = {"setting": setting, "numba": numba.__version__, **by_numpy, "compiled": rows}
     measured("qlearning", result)
 
 

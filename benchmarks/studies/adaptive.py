@@ -16,7 +16,7 @@ ATTACKS = ("under", "cap", "size-lie", "measurements", "rate-lie", "sleeper", "b
 METHODS = ("fedavg", "scaffold", "fedpolicy", "autopilot", "page")
 NO_MEASUREMENTS = ("fedavg", "scaffold")  # their servers read nothing but the models
 RULES = ("none", "rule")
-RULE_OF = {"scaffold": "geometric"}  # its memory allows centres alone
+RULE_OF = {"scaffold": "centred"}  # its memory allows centres alone
 BEST_RULE = "trust"  # of the study `attacks`
 SYNTHETIC = {
     "task": "synthetic",
@@ -29,6 +29,9 @@ SYNTHETIC = {
 }
 PAGE = {"rounds": 20, "eval_every": 20}  # a round costs ten times as much
 FEDPOLICY = {"model": "mlp"}  # it treats blocks of a model
+FEW_CLIENTS = (5, 10, 19, 20, 50)
+FEW_SEEDS = (61, 62, 63, 64, 65)
+FEW_ATTACKS = ("under", "cap", "size-lie")
 
 
 def options(method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | None:
@@ -47,8 +50,18 @@ def options(method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | 
     return chosen
 
 
+def few_options(size: int, attack: str, seed: int) -> dict[str, Any]:
+    """Return the options of FedAvg with a few clients, one of which may be hostile."""
+    chosen = {**SYNTHETIC, "method": "fedavg", "clients": size, "seed": seed}
+    if attack != "none":
+        chosen["attack"] = f"{attack}:{1 / size}"
+    return chosen
+
+
 def cells(results: Results) -> Iterable[Cell]:
-    """Yield one of 100 by default first, then larger shares with the rule and without."""
+    """Yield few clients, one of 100 by default, then larger shares with the rule and without."""
+    attacks = ["none", *FEW_ATTACKS]
+    yield from grid(few_options, size=FEW_CLIENTS, attack=attacks, seed=FEW_SEEDS)
     for seed in SEEDS:
         clean = set()
         for share in SHARES:
@@ -100,6 +113,20 @@ def _cost_table(rule: str, share: float) -> Any:
     return made
 
 
+def few_clients(results: Results) -> list[str]:
+    """Return the points that one hostile client costs by the number of clients."""
+    rows = []
+    for size in FEW_CLIENTS:
+        here = results.where(size=size)
+        clean = {r["seed"]: r["global"] for r in here if r["attack"] == "none"}
+        costs = [
+            spread(clean[r["seed"]] - r["global"] for r in here if r["attack"] == attack)
+            for attack in FEW_ATTACKS
+        ]
+        rows.append([size, spread(clean.values()), *costs, len(clean)])
+    return table(["clients", "nobody attacks, %", *FEW_ATTACKS, "seeds"], rows)
+
+
 def summary(results: Results) -> list[str]:
     """Return the largest mean cost over attacks on the model, by share."""
     rows = []
@@ -137,6 +164,7 @@ STUDY = Study(
     measure=measure,
     tables={
         "summary": summary,
+        "few_clients": few_clients,
         "backdoors": backdoors,
         "one": _cost_table("none", 0.01),
         "ten": _cost_table("none", 0.1),

@@ -39,7 +39,7 @@ from equipoise.experiment.site_rows import (
 from equipoise.tasks.tables import SPEC
 from equipoise.training.objectives import objective_of
 
-SPLITS = (1, 2, 3, 4, 5)
+SPLITS = (6, 7, 8, 9, 10)  # others had been looked at while the rule was chosen
 TABLES: dict[str, dict[str, Any]] = {
     "heart": {
         "data": DATA / "tables" / "heart_disease.csv",

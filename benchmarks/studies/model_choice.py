@@ -11,13 +11,13 @@ from typing import Any
 from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.tables import spread, table
 from benchmarks.studies.trees import FILES, SGD
-from equipoise.experiment.model_choice import (
-    CANDIDATES,
+from equipoise.experiment.model_choice import CANDIDATES, with_model
+from equipoise.experiment.row_outputs import (
+    PERSONAL,
+    RowOutputs,
     row_losses,
     simplest_within_error,
-    with_model,
 )
-from equipoise.experiment.row_outputs import PERSONAL, RowOutputs
 from equipoise.experiment.runner import build_task, run
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig

@@ -50,7 +50,7 @@ def test_fedpolicy(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["trained-seed71", "full:0.8,none-seed71", "fedavg-seed71"])
+@pytest.mark.parametrize("name", ["trained-seed73", "full:0.8,none-seed73", "fedavg-seed73"])
 def test_redistribution(name: str, tmp_path: Path) -> None:
     if not DATA.is_dir():
         pytest.skip(f"no data sets in {DATA}")

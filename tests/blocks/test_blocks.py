@@ -95,7 +95,7 @@ def test_sets_of_blocks_by_hand() -> None:
     assert parts.membership_of(torch.tensor(1)).tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("policy", ["random", "endgame", "full:0.5,base"])
+@pytest.mark.parametrize("policy", ["random", "gate", "full:0.5,base"])
 def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> None:
     task = deep_task()
     method = FedPolicy(policy=policy, parts="full,base,base+middle,middle+top", block_weights="on")
@@ -107,7 +107,7 @@ def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> 
         assert int(chosen.max()) < 4
         least = int((method.sets.membership[chosen].long() @ sizes).sum())
         assert log.bytes.down >= least
-        if policy != "endgame":
+        if policy != "gate":
             assert log.bytes.down == least
 
 
@@ -118,7 +118,7 @@ def test_a_trained_policy_refuses_other_parts_and_says_what_to_do() -> None:
 
 
 def test_a_probe_scores_what_each_set_would_give() -> None:
-    task, method = deep_task(), FedPolicy(policy="endgame", parts="full,base,middle+top")
+    task, method = deep_task(), FedPolicy(policy="gate", parts="full,base,middle+top")
     run = FederatedSimulation(
         method, task, task.info.training, RoundLoopConfig(3, 0, 1.0, "stacked", 3, True)
     )

@@ -42,8 +42,8 @@ def net() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def task(module: nn.Module | None = None) -> ExamplesTask:
-    data = Synthetic(SyntheticConfig(**{**SMALL, "samples": 57}), 0)
+def task(module: nn.Module | None = None, clients: int = 6) -> ExamplesTask:
+    data = Synthetic(SyntheticConfig(**{**SMALL, "samples": 57, "clients": clients}), 0)
     return ExamplesTask("synthetic", module or net(), data, TRAINING, torch.float64)
 
 
@@ -149,9 +149,10 @@ FAR = {"pfedme": {"beta": 2.0}, "fedrecon": {"server_lr": 2.0}}
 def test_servers_that_step_average_statistics(name: str, options: dict[str, float]) -> None:
     """A variance that is extrapolated may become negative.
 
-    Weights are by data size, or equal where a paper says so.
+    Weights are by data size, or equal where a paper says so. Four clients are too few for the guard
+    that limits those that point against the others.
     """
-    sim = simulate(all_methods()[name](**options), task(), 3)
+    sim = simulate(all_methods()[name](**options), task(clients=4), 3)
     sizes = sim.task.num_examples(torch.arange(sim.task.info.num_clients)).double()
     for weights in (sizes / sizes.sum(), torch.full_like(sizes, 1 / len(sizes))):
         means = {

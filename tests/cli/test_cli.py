@@ -241,6 +241,16 @@ def test_help_all_shows_every_option(capsys):
     assert {"--mu", "--lam", "--dp-noise"} <= shown(text)
 
 
+def test_help_of_compare_names_the_methods_of_tables_too(capsys):
+    tables = ",".join(find_task("tables").first_methods)
+    synthetic = ",".join(find_task("synthetic").first_methods)
+    assert tables != synthetic
+    text = "".join(help_of(capsys, "compare", "--help").split())
+    assert f"(default:{tables}with--data,{synthetic}ontasksynthetic)" in text
+    named = "".join(help_of(capsys, "compare", "--task", "tables", "--help").split())
+    assert f"(default:{tables})" in named
+
+
 def shown(help):
     return set(re.findall(r"^  (?:-h, )?(--[\w.-]+)", help, re.MULTILINE))
 

@@ -20,7 +20,7 @@ CLIENTS, WRONG = 130, 77
 
 
 def _simulation(method, executor=Stacked, streams=True, participation=0.9):
-    task = small_task("linear", clients=CLIENTS)
+    task = small_task("linear", clients=CLIENTS, samples=20)
     made = FederatedSimulation(
         method,
         task,

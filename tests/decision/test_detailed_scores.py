@@ -24,7 +24,7 @@ from equipoise.experiment.detailed_scores import (
 from equipoise.experiment.new_rows import evaluate_rows
 from equipoise.experiment.row_outputs import RowOutputs
 from equipoise.experiment.site_models import load_models
-from equipoise.experiment.site_rows import read_rows
+from equipoise.experiment.site_rows import RowSelection, read_rows
 from equipoise.report.evaluation_page import calibration_figure, render_evaluation
 from equipoise.utils.errors import UsageError
 
@@ -135,7 +135,7 @@ def test_curves_of_numbers_and_of_many_classes() -> None:
 def test_every_model_at_every_site(run: Path, clinics: Path) -> None:
     models = load_models(run)
     table = read_rows(clinics / "held.csv", "clinic")
-    found = evaluate_rows(models, table, cross_site=True)
+    found = evaluate_rows(models, RowSelection(table), cross_site=True)
     matrix = found.details.cross_site
     assert matrix is not None
     assert matrix.models == ["global", "north", "south", "west"]
@@ -150,7 +150,9 @@ def test_every_model_at_every_site(run: Path, clinics: Path) -> None:
     for name in matrix.sites:
         assert scores[name, name] == by_name[name].scores["personal"].value
         assert scores["global", name] == by_name[name].scores["global"].value
-    hidden = evaluate_rows(models, table, cross_site=True, min_count=51).details.cross_site
+    hidden = evaluate_rows(
+        models, RowSelection(table), cross_site=True, min_count=51
+    ).details.cross_site
     assert hidden is not None
     assert hidden.rows == [None] * 3
     assert all(math.isnan(one.value) for row in hidden.scores for one in row)
@@ -186,6 +188,6 @@ def test_evaluate_with_groups_and_a_page(
 
 def test_page_without_details_is_small(run: Path, clinics: Path) -> None:
     models = load_models(run)
-    details = evaluate_rows(models, read_rows(clinics / "held.csv", "clinic")).details
+    details = evaluate_rows(models, RowSelection(read_rows(clinics / "held.csv", "clinic"))).details
     assert details.cross_site is None
     assert "Groups of rows" not in render_evaluation(details)

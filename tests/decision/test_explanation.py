@@ -29,6 +29,7 @@ from equipoise.experiment.explanation import (
     score_drops,
 )
 from equipoise.experiment.site_models import load_models
+from equipoise.experiment.site_rows import RowSelection
 from equipoise.training.objectives import objective_of
 from equipoise.utils.errors import UsageError
 
@@ -166,7 +167,7 @@ def test_partial_dependence_is_that_of_scikit_learn_on_pooled_rows(folder, model
 def test_overall_figures_are_weighted_sums_of_the_sites(folder):
     models = load_models(folder / "linear")
     options = ExplanationOptions(metric="acc", min_count=1, features=("ward",))
-    found = explain_rows(models, rows_of(1), None, "clinic", options)
+    found = explain_rows(models, RowSelection(rows_of(1), client_column="clinic"), options)
     rows = {site.site: site.rows for site in found.sites}
     assert rows == SITES
     for one in found.importances:
@@ -186,7 +187,7 @@ def test_overall_figures_are_weighted_sums_of_the_sites(folder):
 
 def test_small_sites_are_hidden_with_the_next_smallest(folder):
     models = load_models(folder / "trees")
-    found = explain_rows(models, rows_of(1), options=ExplanationOptions(n_repeats=2))
+    found = explain_rows(models, RowSelection(rows_of(1)), ExplanationOptions(n_repeats=2))
     hidden = [site.site for site in found.sites if site.rows is None]
     assert sorted(hidden) == ["tiny", "west"]
     assert found.rows == sum(SITES.values())
@@ -199,14 +200,21 @@ def test_small_sites_are_hidden_with_the_next_smallest(folder):
 def test_rows_are_bounded_and_the_seed_repeats_them(folder):
     models = load_models(folder / "trees")
     options = ExplanationOptions(max_samples=30, n_repeats=2)
-    found = explain_rows(models, rows_of(1), options=options)
+    found = explain_rows(models, RowSelection(rows_of(1)), options)
     assert found.rows == 30 * 3 + 6
     assert "3 of 4 sites have more rows" in found.notes[0]
-    assert explain_rows(models, rows_of(1), options=options) == found
-    other = explain_rows(
-        models, rows_of(1), options=ExplanationOptions(max_samples=30, n_repeats=2, seed=1)
-    )
+    assert explain_rows(models, RowSelection(rows_of(1)), options) == found
+    other_seed = ExplanationOptions(max_samples=30, n_repeats=2, seed=1)
+    other = explain_rows(models, RowSelection(rows_of(1)), other_seed)
     assert other.importances != found.importances
+
+
+def test_a_column_without_a_frequent_value_has_no_partial_dependence(folder):
+    models = load_models(folder / "trees")
+    options = ExplanationOptions(n_repeats=1, min_count=200, features=("ward", "age"))
+    found = explain_rows(models, RowSelection(rows_of(1)), options)
+    assert [one.column for one in found.partial_dependence] == ["age"]
+    assert "Partial dependence of 'ward' is not shown: no value of it has 200 rows." in found.notes
 
 
 # --- grids
@@ -320,9 +328,9 @@ def test_rows_without_a_target_or_column_are_refused(folder, tmp_path):
     models = load_models(folder / "trees")
     table = rows_of(1)
     with pytest.raises(UsageError, match="no target 'ill'"):
-        explain_rows(models, {k: v for k, v in table.items() if k != "ill"})
+        explain_rows(models, RowSelection({k: v for k, v in table.items() if k != "ill"}))
     with pytest.raises(UsageError, match="lack columns that the model needs: 'ward'"):
-        explain_rows(models, {k: v for k, v in table.items() if k != "ward"})
+        explain_rows(models, RowSelection({k: v for k, v in table.items() if k != "ward"}))
     one_class = {name: values[:3] for name, values in table.items()} | {"ill": [1, 1, 1]}
     with pytest.raises(UsageError, match="no site has a value of auc"):
-        explain_rows(models, one_class, options=ExplanationOptions(metric="auc"))
+        explain_rows(models, RowSelection(one_class), ExplanationOptions(metric="auc"))

@@ -10,6 +10,7 @@ from equipoise.data.federated_dataset import Target
 from equipoise.experiment.row_outputs import (
     RowOutputs,
     concatenate,
+    mean_losses,
     only_class,
     resample,
     site_scores,
@@ -71,6 +72,27 @@ def test_the_standard_error_of_a_difference_is_that_of_its_rows() -> None:
     expected = (1 / 4 - 1 / 16) ** 0.5 / 6
     assert scores.standard_error("m", "n", sites) == pytest.approx(expected, rel=0.1)
     assert scores.standard_error("m", "m", sites) == 0
+
+
+def test_losses_are_means_over_repeats_of_the_same_row() -> None:
+    """A model that is sure of the right class has the loss log(1 + 1/e), else log(1 + e)."""
+    right = np.log1p(np.exp(-1))
+    wrong = np.log1p(np.exp(1))
+    absent = torch.full((2, 2), torch.nan)
+    first = rows([0, 1], [0, 0], m=says(0, 1), n=says(0, 0), none=absent)  # rows a0 and b1
+    second = rows([0, 0], [0, 0], first=0, m=says(1, 0), n=says(0, 0), none=absent)  # a0, a1
+    found = mean_losses([first, second], TWO, ["n", "m", "none", "other"])
+    assert list(found) == ["n", "m"]
+    np.testing.assert_allclose(found["n"], [right, right, right], rtol=1e-6)
+    np.testing.assert_allclose(found["m"], [(right + wrong) / 2, right, wrong], rtol=1e-6)
+    assert mean_losses([], TWO, ["m"]) == {}
+
+
+def test_losses_are_of_rows_where_all_models_have_one() -> None:
+    """Site b has no model m."""
+    m = torch.cat([says(0), torch.full((1, 2), torch.nan)])
+    found = mean_losses([rows([0, 1], [0, 0], m=m, n=says(0, 1))], TWO, ["m", "n"])
+    assert [len(losses) for losses in found.values()] == [1, 1]
 
 
 def test_bootstrap_interval_of_a_mean_is_that_of_the_binomial() -> None:

@@ -6,32 +6,24 @@ commands that need other machines, other people's files or more time.
 
 import contextlib
 import io
-import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from docs import prose
+from docs import blocks, prose
 from equipoise.cli.main import main
 
 TUTORIALS = prose.DOCS / "tutorials"
-BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
-FILE = re.compile(r"```(?:yaml|python)\n# (\S+\.(?:yaml|py))\n(.*?)```", re.DOTALL)
-"""A block whose first line names the file in which a reader saves it."""
-SET_UP = ("pip", "python3", ".", "make", "cd", "export")
-"""Commands that the test's own environment has done already."""
 SMALLER = {"--rounds": "2", "--seeds": "1", "--trials": "2", "--steps": "200"}
 """Numbers that a page has for good scores: they are for a reader's patience."""
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Return the commands of a page, words each."""
-    blocks = BLOCK.findall(page.read_text().replace("\\\n", " "))
-    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [line for line in words if line and line[0] not in SET_UP]
+    """Return the commands of a page that run anywhere, words each."""
+    words = [shlex.split(line, comments=True) for line in blocks.commands(page, "sh")]
+    return [line for line in words if line and line[0] != "cd"]
 
 
 def type_in(words: list[str]) -> None:
@@ -50,12 +42,6 @@ def type_in(words: list[str]) -> None:
     assert code == 0, (words, out.getvalue())
     if file:
         Path(file).write_text(out.getvalue())
-
-
-def save_files(page: Path) -> None:
-    """Save the files that a page prints."""
-    for name, text in FILE.findall(page.read_text()):
-        Path(name).write_text(text)
 
 
 def _shorter(words: list[str]) -> list[str]:
@@ -79,7 +65,7 @@ def test_a_tutorial_runs_as_printed(
         pytest.importorskip("pyarrow", reason="the extra data is not installed")
     monkeypatch.chdir(tmp_path)
     page = TUTORIALS / f"{name}.md"
-    save_files(page)
+    blocks.save_files(page, tmp_path)
     typed = commands(page)
     assert typed
     for words in typed:
@@ -121,6 +107,6 @@ def test_a_page_runs_as_printed(
         shutil.copytree(desk, tmp_path, dirs_exist_ok=True)
     (tmp_path / "examples").symlink_to(prose.ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    save_files(page)
+    blocks.save_files(page, tmp_path)
     for words in typed:
         type_in(words)

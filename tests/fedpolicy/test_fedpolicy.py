@@ -172,7 +172,7 @@ def test_bad_options_are_refused() -> None:
             {"policy": "trained", "policy_file": "no-such-file.json"},
             "policy_file is 'no-such-file.json'",
         ),
-        ({"base_options": "momentum=1"}, "unknown option 'momentum' of 'fedavg'"),
+        ({"base_options": "momentum=1"}, "unknown option 'momentum' of 'fedavgm'"),
         ({"base": "fedprox", "base_options": "mu=big"}, "must be a number"),
     ):
         with pytest.raises(UsageError, match=word):
@@ -233,9 +233,11 @@ def test_ages_follow_what_was_installed() -> None:
 
 def test_with_staleness_decay_one_it_is_plain_aggregation() -> None:
     task = small_task()
-    plain = simulate(FedPolicy(policy="random", block_weights="off"), task, 4)
-    synced = simulate(FedPolicy(policy="random", block_weights="on", staleness_decay=1.0), task, 4)
-    aware = simulate(FedPolicy(policy="random", block_weights="on"), task, 4)
+    plain = simulate(FedPolicy(policy="random", base="fedavg", block_weights="off"), task, 4)
+    synced = simulate(
+        FedPolicy(policy="random", base="fedavg", block_weights="on", staleness_decay=1.0), task, 4
+    )
+    aware = simulate(FedPolicy(policy="random", base="fedavg", block_weights="on"), task, 4)
     assert largest_difference(plain.params, synced.params) < 1e-12
     assert largest_difference(plain.params, aware.params) > 1e-6
 
@@ -267,7 +269,7 @@ def test_the_probe_scores_what_would_be_held_before_training() -> None:
 
 def test_what_the_server_keeps_stays_finite() -> None:
     """A part that is not allowed has a value of minus infinity; such a state would end the run."""
-    for policy in ("trained", "dqn", "endgame"):
+    for policy in ("gate", "trained", "dqn"):
         done = simulate(FedPolicy(policy=policy, parts="full,head"), small_task(), rounds=7)
         assert [log.skipped for log in done.logs] == [None] * 7
         assert {part for log in done.logs for part in log.logged["part"]} <= {0, 2}

@@ -7,7 +7,12 @@ from torch import Tensor
 from equipoise.core import Server, State
 from equipoise.methods.fedpolicy import policies
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.policies import GatePolicy, leaving_clients
+from equipoise.methods.fedpolicy.policies import (
+    GatePolicy,
+    leaving_clients,
+    mean_alignment,
+    update_alignment,
+)
 from helpers import largest_difference, simulate, small_task
 
 ROUNDS = 60
@@ -18,7 +23,11 @@ FULL, BACKBONE, HEAD, NONE = range(4)
 
 
 def decided(
-    scores: list[list[float]], round: int, left: list[int] | None = None, parts: str = ""
+    scores: list[list[float]],
+    round: int,
+    left: list[int] | None = None,
+    parts: str = "",
+    alignment: float = 0.15,
 ) -> tuple[list[int], list[bool]]:
     """The parts of six clients with these scores, and who has left."""
     task = small_task(samples=400)
@@ -29,6 +38,8 @@ def decided(
     policy_state["smoothed_scores"] = torch.tensor(scores, dtype=torch.float64)
     policy_state["probe_round"] = torch.full((6,), round - 1)
     policy_state["has_left"][left or []] = True
+    policy_state["alignment_sum"][:] = 2 * alignment
+    policy_state["alignment_count"][:] = 2
 
     server = Server(task, task.info.training, {}, {}, 0, round, ROUNDS)
     part, new = gate.decide(server, {}, policy_state, torch.arange(6))
@@ -36,24 +47,53 @@ def decided(
 
 
 def test_the_worst_leave_first_and_at_most_half_at_once() -> None:
-    advantage = torch.tensor([-0.2, -0.1, 0.1, -0.4, -0.3, -0.02])
+    gain = torch.tensor([-0.2, -0.1, 0.1, -0.4, -0.3, -0.02])
+    is_worse = gain < -0.05
     shares = torch.tensor([True, True, True, True, True, True])
-    assert leaving_clients(advantage, advantage, shares).tolist() == [
-        *(True, False, False, True, True, False)
-    ]
-    shares[3] = False
-    assert leaving_clients(advantage, advantage, shares).tolist() == [
-        *(True, True, False, False, True, False)
-    ]
+    first = [True, False, False, True, True, False]
+    assert leaving_clients(is_worse, gain, shares).tolist() == first
+    one_has_left = torch.tensor([True, True, True, False, True, True])
+    second = [True, True, False, False, True, False]
+    assert leaving_clients(is_worse, gain, one_has_left).tolist() == second
+    side_by_side = torch.stack([shares, one_has_left])
+    both = leaving_clients(is_worse.expand(2, 6), gain.expand(2, 6), side_by_side)
+    assert both.tolist() == [first, second]
     nobody = torch.zeros(6, dtype=torch.bool)
-    assert not leaving_clients(advantage, advantage, nobody).any()
-    slightly = torch.full((6,), -policies.LEAVE_MARGIN + 1e-9)
-    assert not leaving_clients(slightly, slightly, torch.ones(6, dtype=torch.bool)).any()
+    assert not leaving_clients(is_worse, gain, nobody).any()
+    assert not leaving_clients(nobody, gain, shares).any()
 
 
-@pytest.mark.parametrize("scores", [SKEWED, ALIKE, OTHER_KIND])
-def test_everybody_takes_full_before_the_second_probe(scores: list[float]) -> None:
-    assert decided([scores] * 6, 6) == ([FULL] * 6, [False] * 6)
+def test_alignment_by_hand() -> None:
+    """Three unit updates (1, 0), (0, 1), (0.6, 0.8), in two parameters, and one that is zero."""
+    first = torch.tensor([[2.0], [0.0], [3.0], [0.0]])
+    second = torch.tensor([[0.0], [5.0], [4.0], [0.0]])
+    expected = [
+        0.6 / (0.6**2 + 1.8**2) ** 0.5,
+        0.8 / (1.6**2 + 0.8**2) ** 0.5,
+        1.4 / 2**0.5,
+        0.0,
+    ]
+    assert update_alignment([first, second]).tolist() == pytest.approx(expected)
+    side_by_side = [torch.stack([values, -values]) for values in (first, second)]
+    assert update_alignment(side_by_side)[1].tolist() == pytest.approx(expected)
+
+
+def test_alignment_is_that_of_the_rounds_before_a_client_is_decided_for() -> None:
+    done = simulate(FedPolicy(), small_task(), 24)  # a hold lasts two rounds
+    policy_state = done.server_state["policy_state"]
+    assert policy_state["alignment_count"].tolist() == [2.0] * 6
+    assert bool((mean_alignment(policy_state).abs() <= 1.0).all())
+    few = simulate(FedPolicy(), small_task(clients=4), 24)  # three others are too few
+    policy_state = few.server_state["policy_state"]
+    assert policy_state["alignment_count"].tolist() == [0.0] * 4
+    assert mean_alignment(policy_state).tolist() == [1.0] * 4
+
+
+def test_clients_whose_updates_are_aligned_do_not_leave() -> None:
+    assert decided([OTHER_KIND] * 6, 11, alignment=0.19)[1] == [True] * 3 + [False] * 3
+    assert decided([OTHER_KIND] * 6, 11, alignment=policies.ALIGNED)[1] == [False] * 6
+    # A received backbone that seems as good does not keep a client whose updates are at odds.
+    assert decided([SKEWED] * 6, 11, alignment=-0.1)[1] == [True] * 3 + [False] * 3
 
 
 def test_skewed_labels_keep_full_then_backbone_then_none() -> None:
@@ -68,9 +108,20 @@ def test_clients_that_are_alike_keep_full_to_the_end() -> None:
         assert decided([ALIKE] * 6, round) == ([FULL] * 6, [False] * 6)
 
 
+def test_few_clients_do_not_make_the_head_theirs_at_the_end() -> None:
+    half = [ALIKE] * 3 + [SKEWED] * 3
+    assert decided(half, 46, alignment=0.3)[0] == [FULL] * 3 + [BACKBONE] * 3
+    fewer = [ALIKE] * 2 + [SKEWED] * 4
+    assert decided(fewer, 46, alignment=0.3)[0] == [BACKBONE] * 6
+    # Who has left does not count.
+    assert decided([OTHER_KIND] * 2 + fewer[:4], 46, left=[0, 1], alignment=0.3)[0] == [
+        *(NONE, NONE, FULL, FULL, BACKBONE, BACKBONE)
+    ]
+
+
 def test_clients_of_another_kind_leave_early_and_take_what_scores_best() -> None:
     mixed = [SKEWED, SKEWED, SKEWED, SKEWED, OTHER_KIND, OTHER_KIND]
-    assert decided(mixed, 11) == ([FULL] * 4 + [NONE] * 2, [False] * 4 + [True] * 2)
+    assert decided(mixed, 11, alignment=0.19) == ([FULL] * 4 + [NONE] * 2, [False] * 4 + [True] * 2)
     assert decided([OTHER_KIND] * 6, 11)[1] == [True] * 3 + [False] * 3  # half of them at once
     assert decided([OTHER_KIND] * 6, 16, left=[0, 1, 2])[0] == [NONE] * 5 + [FULL]
     # Who has left returns where the received model suits it again; nobody leaves at the end.

@@ -38,7 +38,7 @@ def test_rounds_by_hand() -> None:
 def test_a_schedule_of_one_part_is_a_known_method_to_the_bit(
     policy: str, same: str, executor: str
 ) -> None:
-    ours = simulate(FedPolicy(policy=policy), small_task(), 4, executor, 0.5)
+    ours = simulate(FedPolicy(policy=policy, base="fedavg"), small_task(), 4, executor, 0.5)
     theirs = simulate(find_method(same)(), small_task(), 4, executor, 0.5)
     assert largest_difference(ours.store.local_params, theirs.store.local_params) == 0
 

@@ -167,6 +167,35 @@ def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        ((), "no public and no test table"),
+        (("test.csv",), "no public table"),
+        (("public.parquet",), "no test table"),
+    ],
+)
+def test_init_refuses_a_server_without_its_tables(
+    names: tuple[str, ...], missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = tmp_path / "server"
+    server.mkdir()
+    for name in names:
+        (server / name).write_text("age,ill\n1,0\n")
+    given = ["--task", "remote-tables", "--target", "ill", "--data", str(server)]
+    assert main(["flower", "init", str(tmp_path / "app"), *given]) == 2
+    error = capsys.readouterr().err
+    assert f"'{server}' has {missing}" in error
+    assert "public.csv" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "app").exists()
+
+
+def test_init_does_not_ask_for_tables_of_another_machine(tmp_path: Path) -> None:
+    given = ["--task", "remote-tables", "--target", "ill", "--data", "/on/the/server"]
+    assert main(["flower", "init", str(tmp_path / "app"), *given]) == 0
+
+
+@pytest.mark.parametrize(
     "table",
     [
         {},

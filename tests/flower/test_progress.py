@@ -174,6 +174,8 @@ def test_help_of_init_shows_its_own_options(capsys: pytest.CaptureFixture[str]) 
 def test_the_app_tells_the_command_to_start_it_with_ca(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("public", "test"):
+        (tmp_path / f"{name}.csv").write_text("age,ill\n1,0\n")
     given = ["--data", str(tmp_path), "--clients", "2", "--target", "ill"]
     assert main(["flower", "init", str(tmp_path / "app"), *given]) == 0
     assert "flower run " in (text := capsys.readouterr().out)

@@ -120,10 +120,16 @@ def server_side(simulation: FederatedSimulation) -> Any:
     }
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("name", SUPERVISED)
+EVERYBODY = ("fedavg", "scaffold", "fedper", "page", "autopilot", "fedpolicy")
+"""Methods that are tried with all clients too; absent clients are the harder case."""
+
+
+@pytest.mark.parametrize(
+    ("name", "participation"),
+    [*((name, 0.5) for name in SUPERVISED), *((name, 1.0) for name in EVERYBODY)],
+)
 def test_remote_equals_loop_to_the_bit(name: str, participation: float, tmp_path: Path) -> None:
-    method, task = SUPERVISED[name](), small_task("mlp")
+    method, task = SUPERVISED[name](), small_task("mlp", samples=24)
     loop = simulate(method, task, ROUNDS, "loop", participation)
     remote = federate(method, task, Here(method, task, tmp_path), participation)
     logs = [remote.run_round() for _ in range(ROUNDS)]

@@ -13,9 +13,9 @@ from equipoise.environments import dqn_agent
 from equipoise.environments.dqn_agent import AgentHParams as Agent
 from equipoise.environments.q_network import BlockSchedule
 from equipoise.environments.sac_agent import ActorCritic, SoftActorCritic
-from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
+from equipoise.experiment.runner import build_task, run
 from equipoise.settings.experiment_config import ExperimentConfig
-from helpers import largest_difference, simulate
+from helpers import cut_and_resumed, largest_difference, simulate
 
 F64 = torch.float64
 TINY = {
@@ -204,18 +204,8 @@ def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
         {**TINY, "task": "pendulum", "method": "dqnavg", "rounds": 4, "epochs": 15, "batch_size": 8}
     )
     whole = run(settings, tmp_path / "whole")
-
-    def stop(log):
-        if log.round == 3:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run(
-            ExperimentConfig.from_options({**settings.to_dict, "checkpoint_every": 2}),
-            tmp_path / "cut",
-            on_round_end=stop,
-        )
-    assert resume_run(tmp_path / "cut").trained == whole.trained
+    cut = cut_and_resumed(settings, tmp_path / "cut", at=3, checkpoint_every=2)
+    assert cut.trained == whole.trained
 
 
 @needs_mujoco

@@ -10,10 +10,10 @@ import torch
 
 from equipoise.cli import main
 from equipoise.environments.gym_env import GymVecEnv, env_factories
-from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
+from equipoise.experiment.runner import build_task, run
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
-from helpers import largest_difference, simulate
+from helpers import cut_and_resumed, largest_difference, simulate
 
 TINY = (
     "task",
@@ -127,18 +127,8 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path, monkeypat
     settings = ExperimentConfig.from_options(options)
     assert build_task(settings).env.not_checkpointable is False
     whole = run(settings, tmp_path / "whole")
-
-    def stop(log):
-        if log.round == 3:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run(
-            ExperimentConfig.from_options({**settings.to_dict, "checkpoint_every": 2}),
-            tmp_path / "cut",
-            on_round_end=stop,
-        )
-    assert resume_run(tmp_path / "cut").trained == whole.trained
+    cut = cut_and_resumed(settings, tmp_path / "cut", at=3, checkpoint_every=2)
+    assert cut.trained == whole.trained
 
 
 def test_episodes_go_on_across_rounds_or_start_anew_where_they_must():

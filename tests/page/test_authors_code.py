@@ -171,7 +171,7 @@ def play(task: Any, first: Any) -> tuple[list[Any], Any]:
 
 @pytest.mark.parametrize("model", ["mlp", "linear"])
 def test_the_reading_plays_the_public_codes_game(model: str) -> None:
-    task = small_task(model, training=TRAINING)
+    task = small_task(model, training=TRAINING, samples=30)
     method = Page(reading="authors-code", warmup=WARMUP, window=0)
     first = simulate(method, task, 1)
     told, W = play(task, first)

@@ -18,7 +18,7 @@ SUPERVISED = {
 @pytest.mark.parametrize("name", SUPERVISED)
 def test_stacked_equals_loop(name: str, participation: float) -> None:
     loop, stacked = (
-        simulate(SUPERVISED[name](), small_task("mlp"), 3, executor, participation)
+        simulate(SUPERVISED[name](), small_task("mlp", samples=30), 3, executor, participation)
         for executor in ("loop", "stacked")
     )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9

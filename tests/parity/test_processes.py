@@ -273,7 +273,7 @@ def _one_by_one(method, task, numbers):
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedala", "fedrod", "page"])
 def test_one_by_one_too(name):
-    task = small_task(clients=7)
+    task = small_task(clients=7, samples=24)
     # As a model that does not stack: every client is a chunk.
     task.info = replace(task.info, executor_depends_on_model=True)
     _one_by_one(find_method(name)(), task, (2, 3, 7))
@@ -558,14 +558,14 @@ def test_processes_of_torchrun_take_one_device_each(monkeypatch):
 FRAIL = """
 import os, signal, sys
 from pathlib import Path
-from equipoise.simulation.multiprocess import Share
-run, mark = Share.run, Path(sys.argv.pop(1))
+from equipoise.simulation.multiprocess import Worker
+run, mark = Worker.run, Path(sys.argv.pop(1))
 def frail(self, call):
     if call["round"] == 3 and self.group.rank == 1 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return run(self, call)
-Share.run = frail
+Worker.run = frail
 from equipoise.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -3,7 +3,7 @@
 import json
 
 from equipoise.cli import main
-from equipoise.records.cost_to_target import Spending, best, reached, spendings, target_of
+from equipoise.records.cost_to_target import Spending, best, cost_to_reach, spendings, target_of
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.report.tables import cost_to_target_markdown
@@ -36,9 +36,11 @@ def test_what_was_spent_by_hand():
     run = rounds(0.1, None, 0.5, 0.4)
     assert list(spendings(run))[-1] == Spending(4, 40.0, 80.0, 4.0)
     assert best(run, "global", "acc", True) == 0.5
-    assert reached(run, "global", "acc", True, 0.45) == Spending(3, 30.0, 60.0, 3.0)
-    assert reached(run, "global", "acc", True, 0.6) is None
-    assert reached(run, "global", "acc", False, 0.2) == Spending(1, 10.0, 20.0, 1.0)  # of an error
+    assert cost_to_reach(run, "global", "acc", True, 0.45) == Spending(3, 30.0, 60.0, 3.0)
+    assert cost_to_reach(run, "global", "acc", True, 0.6) is None
+    assert cost_to_reach(run, "global", "acc", False, 0.2) == Spending(
+        1, 10.0, 20.0, 1.0
+    )  # of an error
     assert (target_of(0.8, 0.5, True), target_of(0.8, 0.5, False)) == (0.4, 1.6)
     assert list(spendings(rounds(0.1, clock=False))) == []
 

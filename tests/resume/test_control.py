@@ -30,7 +30,7 @@ METHODS: dict[str, Method] = {
     "autopilot": Autopilot(),
     "page at random": Page(warmup=1, control="random"),
     "fedpolicy random": FedPolicy(policy="random", block_weights="on"),
-    "fedpolicy endgame": FedPolicy(policy="endgame"),
+    "fedpolicy": FedPolicy(),
     "fedpolicy dqn": FedPolicy(policy="dqn"),
     "fedpolicy trained": FedPolicy(policy="trained"),
     "fedpolicy by schedule": FedPolicy(policy="full:0.5,none"),

@@ -108,29 +108,29 @@ def test_killed_at_a_chosen_point_then_resumed(undisturbed, where, tmp_path):
 def test_killed_from_outside_at_random_moments_then_resumed(undisturbed, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise",
-        "run",
-        "--method",
-        method,
-        "--out",
-        str(out),
-        *RUN,
-    ]
-    process = subprocess.Popen([*command, "--checkpoint-every", "1"])
+    run = ["run", "--method", method, "--out", str(out), *RUN, "--checkpoint-every", "1"]
+    process = _in_a_fork(*run)
     deadline = time.monotonic() + 60
     for wanted in (2, 6):
-        while time.monotonic() < deadline and process.poll() is None and _rounds(out) < wanted:
+        while time.monotonic() < deadline and process.is_alive() and _rounds(out) < wanted:
             time.sleep(0.002)
         process.kill()
-        process.wait()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "equipoise", "resume", str(out), "--quiet"]
-        )
-    assert process.wait(timeout=120) == 0
+        process.join()
+        process = _in_a_fork("resume", str(out), "--quiet")
+    process.join(timeout=120)
+    assert process.exitcode == 0
     _same(whole, out)
+
+
+def _in_a_fork(*command: str) -> multiprocessing.process.BaseProcess:
+    """Start a command in a process that has PyTorch already."""
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(command,))
+    process.start()
+    return process
+
+
+def _run(command: tuple[str, ...]) -> None:
+    sys.exit(main(list(command)))
 
 
 def _rounds(out: Path) -> int:
@@ -152,19 +152,9 @@ def test_a_half_written_last_line_is_dropped(undisturbed, tmp_path):
 def test_ctrl_c_saves_says_how_to_resume_and_resumes(undisturbed, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise",
-        "run",
-        "--method",
-        method,
-        "--out",
-        str(out),
-        *RUN,
-    ]
+    run = ["run", "--method", method, "--out", str(out), *RUN, "--checkpoint-every", "1000"]
     process = subprocess.Popen(
-        [*command, "--checkpoint-every", "1000"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "equipoise", *run], stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _rounds(out) < 1:

@@ -53,9 +53,9 @@ def test_rows_are_what_was_written_wherever_they_lie(memory, promised, tmp_path,
     monkeypatch.setattr(rows_of, "SHARD_BYTES", 3 * 256)  # three records a file
     monkeypatch.setattr(rows_of, "MAX_RESERVED_BYTES", promised)
     rows = ClientTable(_stack(1), 9, MemoryBudget(memory, tmp_path))
-    rows.put(torch.arange(2), _stack(2))
-    rows.put(torch.arange(9), _stack(9))
-    rows.put(torch.tensor([7, 1, 4]), _stack(3, 100.0))
+    rows.write(torch.arange(2), _stack(2))
+    rows.write(torch.arange(9), _stack(9))
+    rows.write(torch.tensor([7, 1, 4]), _stack(3, 100.0))
     found = rows.take(torch.tensor([4, 0, 8, 1, 7, 4]))
     assert found["w"][:, 0, 0].tolist() == [102, 0, 8, 101, 100, 102]
     assert found["deep"]["n"].tolist() == [102, 0, 8, 101, 100, 102]
@@ -77,7 +77,7 @@ def test_rows_that_were_lent_do_not_change():
     assert rows.replace(mine)
     lent = rows.first(3)
     assert lent["w"] is mine["w"]
-    rows.put(torch.tensor([1]), _stack(1, 50.0))
+    rows.write(torch.tensor([1]), _stack(1, 50.0))
     assert lent["w"][:, 0, 0].tolist() == [0, 1, 2]
     assert rows.first(3)["w"][:, 0, 0].tolist() == [0, 50, 2]
 
@@ -86,7 +86,7 @@ def test_a_disk_without_room_is_said_in_one_sentence(tmp_path):
     with pytest.raises(
         UsageError, match=r"no room on disk for what clients hold .* --client-memory-gib"
     ):
-        ClientTable(_stack(1), 9, MemoryBudget(0, tmp_path / "absent")).put(
+        ClientTable(_stack(1), 9, MemoryBudget(0, tmp_path / "absent")).write(
             torch.arange(1), _stack(1)
         )
 

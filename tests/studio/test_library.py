@@ -53,6 +53,15 @@ def test_a_comparison_is_one_entry_with_all_its_runs(library, tmp_path):
     assert library.entries()[0].state == "finished"
 
 
+def test_a_method_with_two_models_has_two_names_in_a_comparison(library, tmp_path):
+    for label in ("autopilot", "autopilot@linear"):
+        write(tmp_path / "both" / label / "seed-0", 4, 4, method="autopilot", finished=True)
+    (entry,) = library.entries()
+    assert entry.methods == ("autopilot", "autopilot@linear")
+    cells = library.cells(tmp_path / "both")
+    assert [cell.method for cell in cells] == ["autopilot", "autopilot@linear"]
+
+
 def test_a_log_is_read_as_it_grows(library, tmp_path):
     write(tmp_path / "run", 4, 1)
     assert library.cells(tmp_path / "run")[0].rounds_done == 1

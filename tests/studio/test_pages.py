@@ -1,5 +1,6 @@
 """Pages without a browser: what they show, the commands that they name, errors as sentences."""
 
+import html
 import json
 import shlex
 
@@ -38,6 +39,28 @@ def test_a_mistake_in_the_target_is_a_problem_on_the_page(client):
     assert "problem" in page
     assert "did you mean &#39;ill&#39;?" in page
     assert "Nothing is in the way" not in page
+
+
+def test_options_that_solve_the_problems_are_filled_in(client, folder):
+    counts = {"a": 30, "b": 30, "c": 3}
+    rows = [f"{site},{k * k % 17}.5,{k % 2}" for site in counts for k in range(counts[site])]
+    (folder / "small.csv").write_text("\n".join(["clinic,age,ill", *rows]) + "\n")
+    query = {"path": "small.csv", "client_column": "clinic", "target": "ill"}
+    page = client.get("/data/table", params=query).text
+    assert "1 problem to solve first" in page
+    link = html.unescape(page.split('class="button" href="')[1].split('"')[0])
+    assert "option.small_clients=pool" in link
+    form = client.get(link).text
+    assert '<option value="pool" selected>pool</option>' in form
+    assert "set for these data: small clients pool" in form
+
+
+def test_advice_is_what_the_suggested_command_adds():
+    command = 'equipoise compare --data x.csv --target "a b" --target-type regression --metric auc'
+    advice = {"option.target_type": "regression", "option.metric": "auc"}
+    assert forms.advised_options(command) == advice
+    assert forms.advised_options("equipoise compare --data x.csv") == {}
+    assert forms.advised_options("") is None
 
 
 def test_a_damaged_file_is_a_sentence(client, folder):

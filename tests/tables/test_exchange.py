@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from equipoise.data.tabular.columns import column_from_values
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.exchange import compute_statistics, fit_columns
 from equipoise.data.tabular.io import table_from_values
@@ -111,8 +112,18 @@ def test_the_counts_of_all_are_those_of_all_rows() -> None:
                 other.days.count,
             )
             assert date.days.mean == pytest.approx(other.days.mean, rel=1e-12)
-        same = {"numbers": Moments(), "dates": (), "num_unique": 0, "num_pairs": 0}
+        same = {"numbers": Moments(), "dates": (), "num_unique": 0, "num_pairs": 0, "ranges": ()}
         assert replace(apart, **same) == replace(pooled, **same)
+
+
+def test_ranges_are_of_each_client_and_of_each_origin_in_a_pool() -> None:
+    column = column_from_values([1, 5, 1234, 7, 7, 1236], "it")
+    origin = np.array([0, 0, 1, 2, 2, 1])
+    assert column_statistics("it", column).ranges == ((1.0, 1240.0),)
+    # The rounded ends of origin 1 are 1230 and 1240; origin 2 has one number only.
+    assert column_statistics("it", column, origin).ranges == ((1.0, 5.0), (1230.0, 1240.0))
+    empty = column_from_values([np.nan], "it")
+    assert column_statistics("it", empty).ranges == ()
 
 
 def test_the_preparation_of_all_is_that_of_one_who_holds_everything() -> None:

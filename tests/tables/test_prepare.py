@@ -12,8 +12,9 @@ from equipoise.cli import main
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.description import describe_tables
 from equipoise.data.tabular.io import split_by_client, table_from_values
-from equipoise.data.tabular.pipeline import TabularFederation, build_federation
-from equipoise.data.tabular.table import ClientTables
+from equipoise.data.tabular.pipeline import TabularFederation, build_federation, prepare_tables
+from equipoise.data.tabular.table import ClientTables, Table
+from equipoise.report.data_description import suggested_command
 from equipoise.utils.errors import UsageError
 
 SITES = 12
@@ -46,7 +47,7 @@ def tables_of(columns: dict[str, list[object]]) -> ClientTables:
     return split_by_client(table, "ward", "it")[0]
 
 
-def federation(columns: dict[str, list[object]], **choices: str) -> TabularFederation:
+def federation(columns: dict[str, list[object]], **choices: str | int) -> TabularFederation:
     config = TableConfig(**{"target": "ill", "small_clients": "pool", **choices})
     return build_federation(tables_of(columns), config, np.random.default_rng(3))
 
@@ -90,6 +91,107 @@ def test_site_numbers_that_start_again_at_each_site_are_identifiers_after_poolin
     assert "case" in {c.name for c in federation(columns).preprocessor.dropped}
 
 
+def test_a_text_among_the_numbers_of_the_target_is_told_by_its_row() -> None:
+    rng = np.random.default_rng(2)
+    columns: dict[str, list[object]] = {
+        "ward": ["a"] * 30 + ["b"] * 30,
+        "age": [float(v) for v in rng.normal(50, 9, 60)],
+        "stay": [float(v) for v in rng.normal(9, 2, 60).round(1)],
+    }
+    columns["stay"][33] = "abs"
+    columns["stay"][40] = "unknown"  # which means missing
+    config = TableConfig(target="stay", target_type="regression")
+    shown = describe_tables(tables_of(columns), config, np.random.default_rng(3))
+    notes = [str(note) for note in shown.findings]
+    assert "column 'stay' of client 'b': 'abs' is no number: row 34 is left out" in notes
+    assert len(notes) == 1
+    assert sum(len(t) for t in prepared_rows(columns, config)) == 58
+
+
+def prepared_rows(columns: dict[str, list[object]], config: TableConfig) -> list[Table]:
+    prepared = prepare_tables(tables_of(columns), config, np.random.default_rng(3))
+    return list(prepared.tables.clients.values())
+
+
+def test_a_target_of_texts_that_should_be_numbers_is_the_problem() -> None:
+    columns = wards()
+    columns["sex"] = (["f", "m"] * len(columns["ward"]))[: len(columns["ward"])]
+    with pytest.raises(UsageError, match="holds 'f', 'm', which are no numbers"):
+        federation(columns, target="sex", target_type="regression")
+
+
+def test_classes_that_differ_in_capitals_alone_are_a_problem_unless_confirmed() -> None:
+    columns = wards()
+    columns["ill"] = ["yes" if k % 3 else "no" for k in range(len(columns["ward"]))]
+    columns["ill"][4] = "Yes"
+    with pytest.raises(UsageError, match=r"alone: 'Yes' and 'yes'\. Correct .*\"ill != no\""):
+        federation(columns)
+    assert federation(columns, target="ill != no").data.classes == 2
+    confirmed = federation(columns, target_type="classification")
+    assert confirmed.preprocessor.target.classes == ("Yes", "no", "yes")
+
+
+@pytest.mark.parametrize(("num_ill", "is_rare"), [(20, True), (21, False)])
+def test_a_rare_class_is_told_and_the_command_asks_for_auc(num_ill: int, is_rare: bool) -> None:
+    columns: dict[str, list[object]] = {
+        "ward": ["a", "b"] * 50,
+        "age": [float(v) for v in np.random.default_rng(2).normal(50, 9, 100)],
+        "ill": ["yes"] * num_ill + ["no"] * (100 - num_ill),
+    }
+    config = TableConfig(target="ill")
+    shown = describe_tables(tables_of(columns), config, np.random.default_rng(3))
+    command = "equipoise compare --data x.csv --target ill"
+    given = {"data": "x.csv", "target": "ill"}
+    told = any("80 % of the rows are of class 'no'" in str(found) for found in shown.findings)
+    assert told == is_rare
+    assert suggested_command(shown, given) == command + (" --metric auc" if is_rare else "")
+    asked = suggested_command(shown, {**given, "metric": "acc"})
+    assert asked == command + " --metric acc"
+
+
+def families(num_sites: int = 15) -> dict[str, list[object]]:
+    """Families with one to three children each, numbered through the villages one by one."""
+    rng = np.random.default_rng(5)
+    names = ("ward", "ill", "kin", "weight", "salary", "height_of_site")
+    columns: dict[str, list[object]] = {name: [] for name in names}
+    family = 1000
+    for site in range(num_sites):
+        for _ in range(8):
+            family += int(rng.integers(1, 4))  # some families are not in the table
+            for _ in range(int(rng.integers(1, 4))):
+                columns["ward"].append(f"w{site}")
+                columns["ill"].append(int(rng.integers(2)))
+                columns["kin"].append(family)
+                columns["weight"].append(int(rng.integers(2000, 4500)))
+                # Sites pay in two currencies: within each their ranges overlap.
+                unit = 1 if site % 2 else 1000
+                columns["salary"].append(unit * int(rng.integers(100, 200)))
+                columns["height_of_site"].append(100 * site)
+    return columns
+
+
+@pytest.mark.parametrize("small_clients", ["pool", "keep"])
+def test_numbers_of_families_are_identifiers_though_they_repeat(small_clients: str) -> None:
+    found = federation(families(), small_clients=small_clients, min_rows=16).preprocessor
+    assert "numbers rows or people" in {c.name: c.reason for c in found.dropped}["kin"]
+    inputs = {encoder.name for encoder in found.encoders}
+    assert inputs == {"weight", "salary", "height_of_site"}
+    kept = federation(families(), numbers="kin").preprocessor
+    assert "kin" in {encoder.name for encoder in kept.encoders}
+
+
+def test_few_sites_with_ranges_of_their_own_may_have_measurements() -> None:
+    inputs = {e.name for e in federation(families(num_sites=8)).preprocessor.encoders}
+    assert "kin" in inputs
+
+
+def test_a_number_of_the_mother_is_a_code_in_any_order() -> None:
+    columns = families()
+    columns["mom"] = list(np.random.default_rng(1).permutation(columns["kin"]))
+    reasons = {c.name: c.reason for c in federation(columns).preprocessor.dropped}
+    assert "people" in reasons["mom"]
+
+
 def test_measurements_that_happen_to_be_unique_in_a_small_table_stay() -> None:
     rng = np.random.default_rng(1)
     columns = {"ward": ["a"] * 20 + ["b"] * 20, "ill": [0, 1] * 20}
@@ -119,7 +221,7 @@ def test_small_clients_are_one_line_and_the_pool_serves_them() -> None:
 # ------------------------------------------------------------------ events
 
 
-def survival(status: list[object], **choices: str) -> TabularFederation:
+def survival(status: list[object], **choices: str | int) -> TabularFederation:
     rng = np.random.default_rng(0)
     columns = {
         "ward": ["a", "b"] * 20,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise.data.tabular.config import TableConfig
+from equipoise.data.tabular.config import ColumnConfig, TableConfig
 from equipoise.data.tabular.exchange import compute_statistics, fit_columns
 from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import (
@@ -16,7 +16,7 @@ from equipoise.data.tabular.preprocessing import (
     Number,
     Preprocessor,
 )
-from equipoise.data.tabular.target_spec import parse_target
+from equipoise.data.tabular.target_spec import infer_target, parse_target
 from equipoise.utils.errors import UsageError
 
 N = 120
@@ -246,6 +246,26 @@ def test_many_numbers_are_a_question() -> None:
     assert y.dtype == np.float32
     found, _ = target([i % 30 for i in range(N)], target_type="classification")
     assert len(found.classes) == 30
+
+
+def test_whole_numbers_that_become_classes_are_a_note_to_the_user() -> None:
+    def notes_of(values: list[object], **options: str) -> list[str]:
+        table = table_from_values({"t": values, "x": list(NUMBERS)}, "it")
+        config = ColumnConfig(target="t", **options)
+        spec = parse_target(config, table.columns, "it")
+        message = compute_statistics("a", table, spec, config)
+        found, _, notes = infer_target([message], spec, config)
+        assert found is not None
+        assert not any(note.is_problem for note in notes)
+        return [str(note) for note in notes]
+
+    scores = [k % 10 for k in range(N)]
+    (note,) = notes_of(scores)
+    assert "has 10 different whole numbers, which are taken as classes" in note
+    assert '--target-type regression predicts a number, --target "t > 4.5" tells' in note
+    assert notes_of(scores, target_type="classification") == []
+    assert notes_of([k % 2 for k in range(N)]) == []
+    assert notes_of(["a", "b", "c", "d"] * (N // 4)) == []
 
 
 def test_survival_is_time_and_event() -> None:

@@ -44,6 +44,12 @@ def built(data: Path, model: Path, adapter: str = "", **options: Any) -> Example
     return task.with_network("", adapter, "", 0) if adapter else task
 
 
+def run_words(pretrained: Path, reviews: Path) -> list[str]:
+    """Return the command that trains the small BERT on reviews."""
+    files = ["--data", str(reviews), "--pretrained", str(pretrained / "bert")]
+    return ["run", "--task", "text", *files, *ASKED]
+
+
 def test_a_next_token_loss_is_the_librarys_own(pretrained: Path) -> None:
     module = causal_lm(str(pretrained / "gpt2"), 0)
     assert isinstance(module, NextTokenModel)
@@ -146,16 +152,7 @@ def test_on_the_command_line_only_adapters_travel(
     pretrained: Path, reviews: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    words = [
-        "run",
-        "--task",
-        "text",
-        "--data",
-        str(reviews),
-        "--pretrained",
-        str(pretrained / "bert"),
-        *ASKED,
-    ]
+    words = run_words(pretrained, reviews)
     words += [
         "--adapter",
         "rank=2 targets=*.query,*.value train=*.classifier.*",
@@ -299,16 +296,7 @@ def test_a_mistake_is_told_in_one_sentence_before_any_work(
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(importlib.import_module("datasets").config, "HF_HUB_OFFLINE", True)
-    words = [
-        "run",
-        "--task",
-        "text",
-        "--data",
-        str(reviews),
-        "--pretrained",
-        str(pretrained / "bert"),
-        *ASKED,
-    ]
+    words = run_words(pretrained, reviews)
     mistake, sentence = BAD[which]
     assert main([*words, *mistake, "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err

@@ -125,10 +125,11 @@ def test_categories_are_split_into_sets():
 
 
 def test_leaves_have_enough_rows_and_gain():
-    sums = np.zeros((1, 4, 3))
-    sums[0, :3] = [[-1.0, 1.0, 1], [1.0, 1.0, 5], [1.0, 1.0, 5]]
+    sums = np.zeros((1, 1, 4, 3))
+    sums[0, 0, :3] = [[-1.0, 1.0, 1], [1.0, 1.0, 5], [1.0, 1.0, 5]]
     all_features = np.ones(1, np.bool_)
-    cells = (sums, NUMBERS, np.array([[0, 4]]))
+    no_parents = np.zeros((0, 0, 0, 0))
+    cells = (sums, no_parents, NUMBERS, np.array([[0, 4]]))
     gain, feature, last_bin, *_ = find_splits(*cells, all_features, NUMBERS, 1.0, 0.0, 0)
     assert (feature[0], last_bin[0]) == (0, 0)
     assert gain[0] == pytest.approx(1.0 + 2.0 - 1.0 / 3.0)
@@ -136,6 +137,17 @@ def test_leaves_have_enough_rows_and_gain():
     assert (feature[0], last_bin[0]) == (0, 1)
     assert find_splits(*cells, all_features, NUMBERS, 6.0, 0.0, 0)[1][0] == -1
     assert find_splits(*cells, ~all_features, NUMBERS, 1.0, 0.0, 0)[1][0] == -1
+
+
+def test_siblings_have_the_sums_of_their_parents_minus_their_own():
+    sums = np.zeros((1, 1, 4, 3))
+    sums[0, 0, :3] = [[5.0, 1.0, 4], [7.0, 1.0, 2], [2.0, 1.0, 3]]
+    sibling = np.array([[-1.0, 1.0, 1], [1.0, 1.0, 5], [1.0, 1.0, 5], [0.0, 0.0, 0]])
+    rest = (np.array([[0, 4]]), np.ones(1, np.bool_), NUMBERS, 1.0, 0.0, 0)
+    both = find_splits(sums, sums + sibling, np.zeros(2, np.int64), *rest)
+    alone = find_splits(sibling[None, None], np.zeros((0, 0, 0, 0)), np.zeros(1, np.int64), *rest)
+    for of_both, of_one in zip(both, alone, strict=True):
+        np.testing.assert_array_equal(of_both[1:], of_one)
 
 
 def test_cox_gradients_are_those_of_autograd():

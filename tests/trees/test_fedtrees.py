@@ -13,6 +13,7 @@ pytest.importorskip("numba")
 pytest.importorskip("pyarrow")
 
 from equipoise.cli import main
+from equipoise.cli.options import early_options
 from equipoise.core import ClientUpdate, LocalTrainRequest, RngContext, Server, TrainingConfig
 from equipoise.data.tabular import tables_from_values
 from equipoise.data.tabular.io import align_tables
@@ -22,6 +23,7 @@ from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods.fedtrees import FedTrees
 from equipoise.methods.local import Local
 from equipoise.records.run_dir import RunFolder
+from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.attacks import with_attack
 from equipoise.simulation.executors import Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -33,6 +35,7 @@ from equipoise.trees.ensemble import LEVEL, STAGE, TREE, Trees, asked_nodes, max
 from equipoise.trees.objectives import sums_unit
 from equipoise.utils import serialization
 from equipoise.utils.errors import UsageError
+from equipoise.wrappers.robust_aggregation import with_robust_aggregation
 from equipoise.wrappers.secure_aggregation import with_secure_aggregation
 from flower.test_remote import Here
 from helpers import largest_difference, timeless
@@ -289,6 +292,10 @@ def test_what_trees_cannot_do_is_refused():
         task.with_network("", "lora:4", "", 0)
     with pytest.raises(UsageError, match="tree_bins is 4"):
         make_task(tree_bins=4)
+    for rule in ("median", "krum", "bound", "trust"):
+        robust = with_robust_aggregation(FedTrees(), rule)
+        with pytest.raises(UsageError, match="upload sums of gradients and no models"):
+            robust.check(task, task.info.training)
 
 
 # --- the command line
@@ -348,6 +355,19 @@ def test_processes_give_the_bits_of_one(tmp_path):
         assert call(data, out, "binary", "--processes", processes) == 0
         lines[processes] = (out / "models" / "global.safetensors").read_bytes()
     assert lines["1"] == lines["2"]
+
+
+def test_trees_without_a_method_are_grown_by_fedtrees(tmp_path):
+    data = tmp_path / "sites"
+    write_sites(data)
+    given = {"task": "tables", "data": str(data), "target": "y", **SMALL}
+    assert ExperimentConfig.from_options({**given, "model": "trees"}).method == FedTrees()
+    assert ExperimentConfig.from_options(given).run.method == "fedavg"
+    typed = early_options(["--data", str(data), "--model", "trees"])
+    assert (typed["method"], early_options(["--data", str(data)])["method"]) == (
+        "fedtrees",
+        "fedavg",
+    )
 
 
 def test_a_network_with_fedtrees_is_refused(tmp_path, capsys):

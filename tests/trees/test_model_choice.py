@@ -12,13 +12,8 @@ pytest.importorskip("pyarrow")
 
 from equipoise.cli import main
 from equipoise.data.federated_dataset import Target
-from equipoise.experiment.model_choice import (
-    choose_model,
-    row_losses,
-    simplest_within_error,
-    with_model,
-)
-from equipoise.experiment.row_outputs import RowOutputs
+from equipoise.experiment.model_choice import choose_model, with_model
+from equipoise.experiment.row_outputs import RowOutputs, row_losses, simplest_within_error
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.training.objectives import objective_of
 from equipoise.utils.errors import UsageError

@@ -9,6 +9,9 @@ from flower.test_remote import ROUNDS, Here, federate, server_side
 from helpers import largest_difference, simulate, small_task
 from helpers_disk import Died, Faulty, Forgetful, on
 
+FEW = {"clients": 3, "samples": 16}
+"""The disk has as many operations whatever the rows are."""
+
 
 class Failing(Here):
     """Client 1's disk goes wrong in the second round; when the process died, no reply comes."""
@@ -36,7 +39,7 @@ def run(disk_of, tmp_path, n):
     """A run in which client 1's disk fails at its n-th operation of round 2; its logs, and the
     disk.
     """
-    method, task = all_methods()["scaffold"](), small_task("linear")
+    method, task = all_methods()["scaffold"](), small_task("linear", **FEW)
     folder = tmp_path / str(n)
     folder.mkdir()
     wire = Failing(method, task, folder, None)
@@ -53,7 +56,7 @@ def test_a_round_that_could_not_be_saved_does_not_count(how, tmp_path):
         return lambda folder: Forgetful(folder, n) if how == "cut" else Faulty(n, how)
 
     whole, _, counted = run(disk(0), tmp_path, 0)
-    loop = simulate(all_methods()["scaffold"](), small_task("linear"), ROUNDS, "loop")
+    loop = simulate(all_methods()["scaffold"](), small_task("linear", **FEW), ROUNDS, "loop")
     assert largest_difference(server_side(loop), server_side(whole)) == 0
     assert counted.count > 6
     results = []

@@ -5,18 +5,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise.core import ClientUpdate, LocalHParams
 from equipoise.core.method import weighted_mean
 from equipoise.core.report_validation import (
     MAX_OPPOSITION,
+    MIN_COHORT,
     MIN_CROWD,
+    MIN_MEAN_NORM,
     InfluenceBounds,
     believed_sizes,
-    has_clear_mean,
     hparam_violations,
     influence_factors,
+    may_oppose,
     opposition_factors,
+    reference_weights,
     scale_weights,
     shrink_changes,
     shrink_factors,
@@ -117,6 +122,12 @@ def test_a_tenth_of_a_crowd_cannot_raise_its_bounds():
     assert float((factors * weights)[:4].max()) == pytest.approx(1.0)
 
 
+def test_a_crowd_of_nearly_vanished_weights_has_no_bound_on_them():
+    weights = torch.full((40,), 1e-250, dtype=f64)
+    weights[:10] = 1.0
+    assert influence_factors(weights, torch.ones(40, dtype=f64), 1.0).tolist() == [1.0] * 40
+
+
 def test_who_points_against_the_others_counts_by_their_mean():
     """Four changes of +1 and one of -v: the others' mean is 1, the bound on v is 2."""
 
@@ -138,11 +149,63 @@ def test_who_points_against_the_others_counts_by_their_mean():
     assert still.tolist() == [1.0] * 5
 
 
-def test_near_convergence_the_changes_have_no_clear_mean():
-    norms = torch.tensor([1.0, 1.0, 5.0], dtype=f64)
-    assert has_clear_mean(norms, 0.1)
-    assert not has_clear_mean(norms, 0.0999)
-    assert has_clear_mean(torch.zeros(3, dtype=f64), 0.0)
+def opposition(changes, weights):
+    """Return the factors of changes `[K, d]`, and whether the quick look says that any may be."""
+    mean = weights @ changes
+    norms = changes.norm(dim=1)
+    factors = opposition_factors(weights, norms, changes @ mean, float(mean.norm()))
+    return factors, may_oppose(weights, norms, float(mean.norm()))
+
+
+def test_near_convergence_the_mean_has_no_direction():
+    """Changes that sum to zero: each is 9 times the mean of the others, and against it."""
+    changes = torch.eye(10, dtype=f64) - 0.1
+    weights = torch.full((10,), 0.1, dtype=f64)
+    factors, _ = opposition(changes, weights)
+    assert factors.tolist() == [1.0] * 10
+
+
+def test_the_mean_of_independent_changes_has_a_direction():
+    """Nine orthogonal changes have a mean of 1/3; the tenth opposes it by 4 times its square."""
+    changes = torch.eye(9, dtype=f64)
+    changes = torch.cat([changes, changes.mean(0, keepdim=True) * -4.0])
+    factors, _ = opposition(changes, torch.full((10,), 0.1, dtype=f64))
+    assert factors.tolist() == pytest.approx([1.0] * 9 + [MAX_OPPOSITION / 4])
+
+
+@pytest.mark.parametrize(("along", "factor"), [(1.01, MAX_OPPOSITION / 3), (0.99, 1.0)])
+def test_the_mean_of_a_crowd_has_a_direction_from_a_share_of_the_median_norm_on(along, factor):
+    """400 changes of norm 1; one more opposes their mean by 3 times its square."""
+    along *= MIN_MEAN_NORM
+    across = (1 - along**2) ** 0.5
+    pairs = torch.tensor([[along, across], [along, -across]], dtype=f64).repeat(200, 1)
+    changes = torch.cat([pairs, torch.tensor([[-3 * along, 0.0]], dtype=f64)])
+    factors, _ = opposition(changes, torch.full((401,), 1 / 401, dtype=f64))
+    assert factors.tolist() == pytest.approx([1.0] * 400 + [factor])
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    clients=st.integers(5, 40),
+    common=st.floats(0.0, 2.0),
+    seed=st.integers(0, 10**6),
+)
+def test_the_quick_look_never_hides_a_limit(clients, common, seed):
+    torch.manual_seed(seed)
+    changes = torch.randn(clients, 6, dtype=f64) + common
+    changes[0] = -3.0 * changes[1:].sum(0) * torch.rand(1, dtype=f64)
+    weights = torch.rand(clients, dtype=f64)
+    weights /= weights.sum()
+    factors, may = opposition(changes, weights)
+    assert may or bool((factors == 1).all())
+
+
+def test_among_few_no_change_counts_with_more_than_the_median_norm():
+    weights = torch.full((5,), 0.2, dtype=f64)
+    norms = torch.tensor([1.0, 0.0, 1.0, 0.5, 10.0], dtype=f64)
+    assert reference_weights(weights, norms).tolist() == pytest.approx([0.2, 0.2, 0.2, 0.2, 0.02])
+    crowd = torch.full((MIN_CROWD,), 1.0 / MIN_CROWD, dtype=f64)
+    assert reference_weights(crowd, torch.rand(MIN_CROWD, dtype=f64)) is crowd
 
 
 def test_a_change_across_the_mean_is_no_opposition():
@@ -354,11 +417,54 @@ def test_a_client_counts_with_the_size_that_it_reported_first(tmp_path, caplog):
     assert "client 7 says that it has 1000000 samples" in caplog.text
 
 
+def test_a_crowd_believes_no_size_that_its_tail_does_not_hold():
+    """Equal sizes leave no room; with median 10 and trimmed maximum 40 it is 40 * 4^1.5 = 320."""
+    equal = dict.fromkeys(range(40), 10)
+    assert believed_sizes({**equal, 7: 90})[7] == 10
+    spread = {client: 10 if client < 25 else 40 for client in range(40)}
+    assert believed_sizes({**spread, 7: 90})[7] == 90
+    assert believed_sizes({**spread, 7: 10**6})[7] == 100  # ten times the median
+    assert believed_sizes(dict.fromkeys(range(19), 10) | {3: 90})[3] == 90
+
+
+def test_blocks_with_weights_of_their_own_are_compared_with_their_mean():
+    """FedPolicy weighs blocks by when they were installed: a client counts with the largest."""
+    aggregation = Aggregation(*[None] * 7, COMMON_START_BOUNDS)
+    norms = torch.ones(MIN_COHORT, dtype=f64)
+
+    def bounds_opposition(**weights):
+        replies = AcceptedReplies(aggregation, None, None, None, norms, None, weights)
+        return replies.bounds_opposition()
+
+    ones = torch.ones(MIN_COHORT, dtype=f64)
+    assert bounds_opposition(backbone=ones, head=ones * 0)
+    assert not bounds_opposition(backbone=ones, head=ones[:, None].expand(-1, 3))
+
+
 def test_an_attacker_that_knows_all_bounds_is_not_limited():
     """`cap` opposes by nearly what is allowed, and uses the rest of the norm across the mean."""
     _, records = attacked("fedavg", "cap:0.04", rounds=2)
     liar = int(hostile_clients(0, 24, 0.04)[0])
     assert all(liar not in record.shrunk for record in records)
+
+
+@pytest.mark.parametrize("clients", [10, 19])
+def test_one_of_few_that_opposes_the_others_hardly_moves_the_model(clients, monkeypatch):
+    """Without the guard it takes more than three times as much."""
+
+    def movement(attack):
+        simulation, _ = attacked("fedavg", attack, rounds=3, clients=clients)
+        moved = {name: simulation.params[name] - simulation.initial_params[name] for name in names}
+        return torch.cat([value.flatten() for value in moved.values()])
+
+    names = list(small_task("linear").init_params(0))
+    honest = movement("")
+    guarded = movement(f"under:{1 / clients}")
+    monkeypatch.setattr(AcceptedReplies, "bounds_opposition", lambda replies: False)
+    unguarded = movement(f"under:{1 / clients}")
+    lost = float((honest - guarded) @ honest)
+    assert lost < float((honest - unguarded) @ honest) / 3
+    assert lost < 0.3 * float(honest @ honest)
 
 
 def test_clients_that_send_no_change_do_not_switch_the_bound_on_opposition_off():
@@ -368,11 +474,11 @@ def test_clients_that_send_no_change_do_not_switch_the_bound_on_opposition_off()
         replies = AcceptedReplies(aggregation, None, None, None, norms, None, weights)
         return replies.bounds_opposition()
 
-    norms = torch.ones(MIN_CROWD, dtype=f64)
+    norms = torch.ones(MIN_COHORT, dtype=f64)
     norms[1:] = 0.0
-    assert bounds_opposition(torch.ones(MIN_CROWD), norms)
-    assert not bounds_opposition(torch.ones(MIN_CROWD), torch.zeros_like(norms))
-    assert not bounds_opposition(torch.ones(MIN_CROWD - 1), norms[1:])
+    assert bounds_opposition(torch.ones(MIN_COHORT), norms)
+    assert not bounds_opposition(torch.ones(MIN_COHORT), torch.zeros_like(norms))
+    assert not bounds_opposition(torch.ones(MIN_COHORT - 1), norms[1:])
 
 
 class OwnSums(all_methods()["fedavg"]):

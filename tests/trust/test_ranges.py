@@ -129,7 +129,7 @@ def test_the_same_on_flower(name, tmp_path):
 )  # which needs batch normalisation
 def test_every_report_is_declared(name):
     """A method whose clients upload more than models says which numbers are sound."""
-    kinds = {"fedpolicy": [{"policy": "trained"}, {"policy": "dqn"}, {"policy": "endgame"}]}
+    kinds = {"fedpolicy": [{"policy": "trained"}, {"policy": "dqn"}, {"policy": "gate"}]}
     for options in kinds.get(name, [{}]):
         method, seen = SUPERVISED[name](**options), set()
         try:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -325,7 +326,7 @@ def test_one_that_flips_its_change_tenfold_is_left_out_or_counts_less_by_default
     others'. Of FedPolicy, these are rounds of its first part, in which all get the whole model.
     """
     task = small_task("mlp", clients=12, size_sigma=0.0)
-    schedule = RoundLoopConfig(4, 0, 1.0, "stacked", 1, True)
+    schedule = RoundLoopConfig(48, 0, 1.0, "stacked", 1, True)
     simulation = FederatedSimulation(
         all_methods()[name](), task, task.info.training, schedule, with_attack(Stacked, "flip:0.05")
     )
@@ -383,6 +384,7 @@ def test_a_wrong_attack_is_refused(text):
         parse_attack(text)
 
 
+@cache
 def uploads(executor, attack):
     task = small_task("mlp")
     method = all_methods()["autopilot"]()

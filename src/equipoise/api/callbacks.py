@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from equipoise.experiment.decision import conclude
 from equipoise.experiment.runner import Interrupted, OnCheckpoint, OnRoundEnd
@@ -167,12 +167,19 @@ class Trackers(Callback):
         self._stack.close()
 
 
+class TrainFn(Protocol):
+    """A function that runs to the end."""
+
+    def __call__(self, *, on_round_end: OnRoundEnd, on_checkpoint: OnCheckpoint) -> object:
+        """Run to the end; call the arguments after every round and every checkpoint."""
+
+
 def run_with_callbacks(
     run: Run,
     rounds: int,
     callbacks: Sequence[Callback],
     on_round: OnRoundEnd | None,
-    train: Callable[[OnRoundEnd, OnCheckpoint], object],
+    train: TrainFn,
 ) -> None:
     """Run to the end with callbacks, then write the decision and the report.
 
@@ -181,7 +188,7 @@ def run_with_callbacks(
         rounds: Planned number of rounds.
         callbacks: The callbacks; all see every round, and the first reason to stop counts.
         on_round: One more function that is called after every round.
-        train: Runs to the end; calls its arguments after every round and every checkpoint.
+        train: Runs to the end.
 
     Raises:
         KeyboardInterrupt: If the user asked to stop.
@@ -200,7 +207,7 @@ def run_with_callbacks(
     for callback in callbacks:
         callback.on_start(run, rounds)
     try:
-        train(on_round_end, on_checkpoint)
+        train(on_round_end=on_round_end, on_checkpoint=on_checkpoint)
     except Interrupted:
         how = f"equipoise.open({str(run.folder)!r}).resume()"
         raise KeyboardInterrupt(f"stopped after a whole round; go on with {how}") from None

@@ -7,6 +7,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,6 @@ from equipoise.api.inputs import (
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
-from equipoise.data.tabular.io import table_from_values
 from equipoise.experiment import export as exporting
 from equipoise.experiment import pretrained
 from equipoise.experiment.adapt import DEFAULT_NAME, adapt_folder, default_folder
@@ -44,14 +44,9 @@ from equipoise.experiment.explanation import ExplanationOptions, explain_rows, e
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.new_rows import Evaluation, evaluate_rows, predict_rows
 from equipoise.experiment.predict import Predictor
-from equipoise.experiment.runner import OnCheckpoint, resume_run
-from equipoise.experiment.site_models import (
-    SiteModels,
-    find_site,
-    horizon_column,
-    load_models,
-    read_choice,
-)
+from equipoise.experiment.runner import resume_run
+from equipoise.experiment.site_models import SiteModels, horizon_column, load_models, read_choice
+from equipoise.experiment.site_rows import RowSelection
 from equipoise.records import codec
 from equipoise.records.client_table import parse_names, parse_table
 from equipoise.records.decision import Choice, Decision
@@ -100,6 +95,46 @@ class TrainedModels(ABC):
     def task(self) -> Task | None:
         """Task, if that was made in Python."""
 
+    def predict(
+        self,
+        rows: object,
+        client: int | str | None = None,
+        *,
+        client_column: str = "",
+        probabilities: bool = False,
+        horizon: float | None = None,
+    ) -> Predictions:
+        """Predict new rows.
+
+        Args:
+            rows: Rows as the task has them: a table with its feature columns, or an array of
+                samples; of recordings raw windows, or all steps one after the other:
+                ``{"x": [n, channels], "length": [recordings]}``.
+            client: Client of a personal model, by name or number; None for the global model.
+            client_column: Column that names the site of each row: every row is predicted by the
+                model of its site, rows of unknown sites by the global one. Empty for none; of a
+                choice, for the column of training, if the rows have it.
+            probabilities: Whether to return class probabilities ``[rows, classes]``.
+            horizon: Of survival, return the probability of the event by this time instead.
+
+        Returns:
+            Predictions ``[rows]``: classes in the type of the training labels; values; or of
+            survival the log relative hazard. If the rows are a data frame of pandas, polars or
+            pyarrow, a series of the same library with the index of the rows, and of probabilities a
+            frame with one column for each class; else a NumPy array.
+
+        Raises:
+            UsageError: If the rows do not fit, or the model has no probabilities.
+        """
+        predictor = None if client_column or horizon is not None else self._single_model(client)
+        if predictor is not None:
+            return as_predictions(predictor.card, predictor.outputs(rows), rows, probabilities)
+        models = self._site_models()
+        found = predict_rows(models, RowSelection.of(models, rows, client, client_column), horizon)
+        if horizon is not None:
+            return in_kind_of(rows, np.asarray(found.columns[horizon_column(horizon)]))
+        return as_predictions(models.card, found.outputs, rows, probabilities)
+
     def evaluate(
         self,
         rows: object,
@@ -137,9 +172,7 @@ class TrainedModels(ABC):
         models = self._site_models()
         return evaluate_rows(
             models,
-            rows,
-            _site_number(models, client),
-            client_column,
+            RowSelection.of(models, rows, client, client_column),
             metric,
             cross_site=cross_site,
             by=Grouping.parse(by),
@@ -193,8 +226,7 @@ class TrainedModels(ABC):
         if rows is None:
             return self._explain_test_rows(options)
         models = self._site_models()
-        number = _site_number(models, client)
-        return explain_rows(models, rows, number, client_column, options)
+        return explain_rows(models, RowSelection.of(models, rows, client, client_column), options)
 
     def adapt(
         self,
@@ -230,17 +262,16 @@ class TrainedModels(ABC):
         """Explain on the test rows of the folder."""
 
     @abstractmethod
+    def _single_model(self, client: int | str | None) -> Predictor | None:
+        """Return one model, which takes rows of any kind; None if each site has its own."""
+
+    @abstractmethod
     def _site_models(self) -> SiteModels:
         """Return the model of every site."""
 
     @abstractmethod
     def _python_settings(self) -> ExperimentConfig | None:
         """Return the options, if a part of the run was made in Python; else the folder's hold."""
-
-
-def _site_number(models: SiteModels, client: int | str | None) -> int | None:
-    """Return the number of a site that is given by name or number."""
-    return find_site(models, client) if isinstance(client, str) else client
 
 
 @speaks_python
@@ -307,49 +338,7 @@ class Run(TrainedModels):
         Returns:
             The module with its weights.
         """
-        return self._predictor(client).module
-
-    def predict(
-        self,
-        rows: object,
-        client: int | str | None = None,
-        *,
-        client_column: str = "",
-        probabilities: bool = False,
-        horizon: float | None = None,
-    ) -> Predictions:
-        """Predict new rows.
-
-        Args:
-            rows: Rows as the task has them: a table with its feature columns, or an array of
-                samples; of recordings raw windows, or all steps one after the other:
-                ``{"x": [n, channels], "length": [recordings]}``.
-            client: Client of a personal model, by name or number; None for the global model.
-            client_column: Column that names the site of each row: every row is predicted by the
-                model of its site, rows of unknown sites by the global one.
-            probabilities: Whether to return class probabilities ``[rows, classes]``.
-            horizon: Of survival, return the probability of the event by this time instead.
-
-        Returns:
-            Predictions ``[rows]``: classes in the type of the training labels; values; or of
-            survival the log relative hazard. If the rows are a data frame of pandas, polars or
-            pyarrow, a series of the same library with the index of the rows, and of probabilities a
-            frame with one column for each class; else a NumPy array.
-
-        Raises:
-            UsageError: If the rows do not fit, or the model has no probabilities.
-        """
-        if client_column:
-            if client is not None:
-                raise UsageError("client and client_column exclude each other: leave one out")
-            return _predict_sites(
-                self._site_models(), rows, None, client_column, probabilities, horizon
-            )
-        if horizon is not None:
-            number = self._number(client)
-            return _predict_sites(self._site_models(), rows, number, "", probabilities, horizon)
-        predictor = self._predictor(client)
-        return as_predictions(predictor.card, predictor.outputs(rows), rows, probabilities)
+        return self._single_model(client).module
 
     def resume(
         self,
@@ -377,19 +366,9 @@ class Run(TrainedModels):
             The finished run.
         """
         known = replace(self, method=method or self.method, task=task or self.task)
-        folder = known._folder
         settings = known._settings()
         resources = resources_from(processes, client_memory_gib)
-
-        def train(on_round_end: OnRound, on_checkpoint: OnCheckpoint) -> object:
-            return resume_run(
-                folder.path,
-                on_round_end,
-                settings=settings,
-                resources=resources,
-                on_checkpoint=on_checkpoint,
-            )
-
+        train = partial(resume_run, known._folder.path, settings=settings, resources=resources)
         trackers = [Trackers(log)] if log else []
         run_with_callbacks(known, settings.run.rounds, [*callbacks, *trackers], on_round, train)
         return known
@@ -492,7 +471,7 @@ class Run(TrainedModels):
             self._folder.read_config(), self.method, self.task.spec if self.task else None
         )
 
-    def _predictor(self, client: int | str | None) -> Predictor:
+    def _single_model(self, client: int | str | None) -> Predictor:
         return Predictor.of(
             self._folder, self._number(client), self._settings() if self.task else None
         )
@@ -571,22 +550,11 @@ class Chosen(TrainedModels):
         """Return the table as aligned text."""
         return "\n".join(choice_sentences(self.choice))
 
-    def predict(
-        self,
-        rows: object,
-        client: int | str | None = None,
-        *,
-        client_column: str = "",
-        probabilities: bool = False,
-        horizon: float | None = None,
-    ) -> Predictions:
-        """Predict new rows, each by the model of its site, as :meth:`Run.predict` does."""
-        models = self._site_models()
-        number = _site_number(models, client)
-        return _predict_sites(models, rows, number, client_column, probabilities, horizon)
-
     def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
         raise UsageError("a choice has no test rows of its own: give a table with the target")
+
+    def _single_model(self, client: int | str | None) -> None:
+        return None
 
     def _site_models(self) -> SiteModels:
         return load_models(self.folder, self._python_settings())
@@ -597,22 +565,6 @@ class Chosen(TrainedModels):
             return None
         options = RunFolder(self.folder / self.choice.members[0]).read_config()
         return settings_in(options, None, self.task.spec)
-
-
-def _predict_sites(
-    models: SiteModels,
-    rows: object,
-    client: int | None,
-    client_column: str,
-    probabilities: bool,
-    horizon: float | None,
-) -> Predictions:
-    """Predict rows of a table, each by the model of its site."""
-    table = table_from_values(rows, "the table of rows", client_column)
-    found = predict_rows(models, table, client, client_column, horizon)
-    if horizon is not None:
-        return in_kind_of(rows, np.asarray(found.columns[horizon_column(horizon)]))
-    return as_predictions(models.card, found.outputs, rows, probabilities)
 
 
 def as_predictions(card: Card, outputs: Tensor, rows: object, probabilities: bool) -> Predictions:
@@ -831,14 +783,7 @@ def compare(
     Raises:
         UsageError: If no method is given, or one is given twice.
     """
-    by_label: dict[str, GivenMethod] = {}
-    for method in methods:
-        label = label_of(method)
-        if label in by_label:
-            raise UsageError(f"method '{label}' is named twice: leave one out")
-        by_label[label] = method
-    if not by_label:
-        raise UsageError("methods is empty: name at least one")
+    by_label = _methods_by_label(methods)
     common = {**options, "rounds": rounds, "seed": seed}
     cells: Cells = {}
     for label, method in by_label.items():
@@ -853,15 +798,32 @@ def compare(
         cells, seeds, folder, [call], resume=resume, overwrite=overwrite, resources=resources
     )
     conclude(folder)
-    runs = {
-        label: [
+    runs: dict[str, list[Run]] = {}
+    for label, given in cells.items():
+        folds = num_folds(given)
+        runs[label] = [
             Run(
-                folder / cell_folder(label, seed + k, fold, num_folds(cells[label])),
-                *python_parts(cells[label]["method"], task),
+                folder / cell_folder(label, seed + k, fold, folds),
+                *python_parts(given["method"], task),
             )
             for k in range(seeds)
-            for fold in range(max(1, num_folds(cells[label])))
+            for fold in range(max(1, folds))
         ]
-        for label in by_label
-    }
     return Comparison(folder, runs)
+
+
+def _methods_by_label(methods: Iterable[GivenMethod]) -> dict[str, GivenMethod]:
+    """Return the methods of a comparison by the labels of their rows.
+
+    Raises:
+        UsageError: If there are none, or two have the same label.
+    """
+    by_label: dict[str, GivenMethod] = {}
+    for method in methods:
+        label = label_of(method)
+        if label in by_label:
+            raise UsageError(f"method '{label}' is named twice: leave one out")
+        by_label[label] = method
+    if not by_label:
+        raise UsageError("methods is empty: name at least one")
+    return by_label

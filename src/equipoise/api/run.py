@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from equipoise.api.callbacks import Callback, Trackers, run_with_callbacks
@@ -20,7 +21,6 @@ from equipoise.api.task import Task
 from equipoise.core import Method, Schedule
 from equipoise.experiment.compare import with_table_defaults
 from equipoise.experiment.model_choice import choose_model
-from equipoise.experiment.runner import OnCheckpoint
 from equipoise.experiment.runner import run as run_settings
 from equipoise.experiment.site_models import find_models, read_choice
 from equipoise.methods import all_methods
@@ -97,17 +97,9 @@ def run(
     trackers = [Trackers(log)] if log else []
     folder = Path(out) if out is not None else new_folder(f"{run_config.method}-{run_config.task}")
 
-    def train(on_round_end: OnRound, on_checkpoint: OnCheckpoint) -> object:
-        return run_settings(
-            settings,
-            folder,
-            resume=resume,
-            overwrite=overwrite,
-            on_round_end=on_round_end,
-            resources=resources,
-            on_checkpoint=on_checkpoint,
-        )
-
+    train = partial(
+        run_settings, settings, folder, resume=resume, overwrite=overwrite, resources=resources
+    )
     result = Run(folder, *python_parts(settings.method, task))
     try:
         run_with_callbacks(result, run_config.rounds, [*callbacks, *trackers], on_round, train)

@@ -39,30 +39,9 @@ def compare(arguments: list[str]) -> int:
         The exit code.
     """
     arguments = _with_recorded_command(arguments)
-    parser = Parser(
-        "compare", "Train with several methods over several seeds; the result is one table."
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)"
-    )
-    parser.add_argument(
-        "--tuned", help="folder of 'equipoise tune': use the options that it found for each method"
-    )
-    parser.add_argument(
-        "--equal-steps",
-        action="store_true",
-        help="give every method as many rounds as the first one's gradient steps pay for",
-    )
-    add_output(parser, DEFAULT_OUT)
-    add_json(parser)
-    add_resources(parser)
-    values, cells = parse_several_methods(arguments, parser)
+    values, cells = parse_several_methods(arguments, _parser())
     if values["tuned"]:
-        for name, given in cells.items():
-            table = options(
-                find_method(comparison.method_and_model(name)[0]), find_task(given["task"])
-            )
-            cells[name] = {**resolve_names(table, read_best(Path(values["tuned"]), name)), **given}
+        cells = _with_tuned_options(cells, Path(values["tuned"]))
     parse_tracker_names(values["log"])  # refuse an unknown tracker before any work
     if values["equal_steps"]:
         cells = comparison.with_equal_steps(cells)
@@ -73,7 +52,8 @@ def compare(arguments: list[str]) -> int:
     def announce(settings: ExperimentConfig, folder: Path) -> OnRoundEnd:
         current_run.close()
         rounds_done = RunFolder(folder).count_rounds() if values["resume"] else 0
-        title = f"{settings.run.method}, seed {settings.run.seed}"
+        label = folder.parent.name  # such as autopilot@linear
+        title = f"{label}, seed {settings.run.seed}"
         display = current_run.enter_context(
             ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
         )
@@ -112,6 +92,38 @@ def compare(arguments: list[str]) -> int:
     elif output.for_people:
         _print_table(by_method, columns, out, report)
     return 0
+
+
+def _parser() -> Parser:
+    """Return the parser of the options that are not options of the runs."""
+    parser = Parser(
+        "compare", "Train with several methods over several seeds; the result is one table."
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)"
+    )
+    parser.add_argument(
+        "--tuned", help="folder of 'equipoise tune': use the options that it found for each method"
+    )
+    parser.add_argument(
+        "--equal-steps",
+        action="store_true",
+        help="give every method as many rounds as the first one's gradient steps pay for",
+    )
+    add_output(parser, DEFAULT_OUT)
+    add_json(parser)
+    add_resources(parser)
+    return parser
+
+
+def _with_tuned_options(cells: comparison.Cells, folder: Path) -> comparison.Cells:
+    """Add the options that a search found for each method; given options win."""
+    tuned: comparison.Cells = {}
+    for label, given in cells.items():
+        method, _ = comparison.method_and_model(label)
+        table = options(find_method(method), find_task(given["task"]))
+        tuned[label] = {**resolve_names(table, read_best(folder, label)), **given}
+    return tuned
 
 
 def _print_table(

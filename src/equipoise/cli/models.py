@@ -5,6 +5,7 @@ Imports that load PyTorch are inside the functions: ``--help`` of these commands
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from equipoise.cli.parser import Parser, add_quiet, output_file
 
 if TYPE_CHECKING:
     from equipoise.experiment.new_rows import Evaluation
+    from equipoise.experiment.site_models import SiteModels
+    from equipoise.experiment.site_rows import RowSelection
 
 MODEL_HELP = "folder of a run, of 'equipoise choose', or of a comparison with a choice"
 
@@ -147,8 +150,7 @@ def evaluate(arguments: list[str]) -> int:
     values = _evaluate_parser().parse(arguments)
     from equipoise.experiment.detailed_scores import Grouping
     from equipoise.experiment.new_rows import evaluate_rows
-    from equipoise.experiment.site_models import find_site, load_models
-    from equipoise.experiment.site_rows import read_rows
+    from equipoise.experiment.site_models import load_models
     from equipoise.report.decision_text import write_sites_csv
     from equipoise.report.evaluation_page import render_evaluation
     from equipoise.utils import io
@@ -163,13 +165,9 @@ def evaluate(arguments: list[str]) -> int:
         raise UsageError(f"--min-count is {values.min_count}: must be at least 1")
     groupings = Grouping.parse(values.by)
     models = load_models(Path(values.model))
-    client = None if values.client is None else find_site(models, values.client)
-    table = read_rows(Path(values.rows), values.client_column or models.client_column)
     found = evaluate_rows(
         models,
-        table,
-        client,
-        values.client_column,
+        _selection(models, values),
         values.metric,
         cross_site=values.cross_site,
         by=groupings,
@@ -204,9 +202,7 @@ def _evaluate_parser() -> Parser:
         "Score models on labelled rows that training never had: global, personal, the site's own "
         "and a constant beside each other, on the same rows, with 95 % intervals.",
     )
-    parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("rows", help="CSV or Parquet file with the columns of training")
-    _add_sites(parser, "(default: the column of training, if the rows have it)")
+    _add_rows(parser, "CSV or Parquet file with the columns of training and the target")
     parser.add_argument("--metric", default="", help="main score (default: that of the run)")
     parser.add_argument(
         "--cross-site",
@@ -263,14 +259,12 @@ def explain(arguments: list[str]) -> int:
         "dependence), for all rows and at each site. Without ROWS these are the test rows of the "
         "run, and its report shows the result.",
     )
-    parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument(
-        "rows",
-        nargs="?",
-        help="CSV or Parquet file with the columns of training and the target (default: the test "
-        "rows of the run)",
+    _add_rows(
+        parser,
+        "CSV or Parquet file with the columns of training and the target (default: the test rows "
+        "of the run)",
+        is_optional=True,
     )
-    _add_sites(parser, "(default: the column of training, if the rows have it)")
     parser.add_argument("--metric", default="", help="the score (default: that of the run)")
     parser.add_argument(
         "--features",
@@ -295,8 +289,7 @@ def explain(arguments: list[str]) -> int:
     values = parser.parse(arguments)
     from equipoise.data.tabular.config import parse_names
     from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
-    from equipoise.experiment.site_models import find_site, load_models
-    from equipoise.experiment.site_rows import read_rows
+    from equipoise.experiment.site_models import load_models
     from equipoise.records.run_dir import RunFolder
     from equipoise.report.explanation_page import print_explanation, render_explanation
     from equipoise.report.html import write_report
@@ -324,9 +317,7 @@ def explain(arguments: list[str]) -> int:
         written = page or run_page
     else:
         models = load_models(path)
-        client = None if values.client is None else find_site(models, values.client)
-        table = read_rows(Path(values.rows), values.client_column or models.client_column)
-        found = explain_rows(models, table, client, values.client_column, options)
+        found = explain_rows(models, _selection(models, values), options)
         written = page
     if page is not None:
         io.write_text(page, render_explanation(found))
@@ -354,12 +345,11 @@ def predict(arguments: list[str]) -> int:
         "Predict new rows of a table, by the global model, by that of one site, or each row by the "
         "model of its site. Rows with a known target are scored too.",
     )
-    parser.add_argument("folder", help=MODEL_HELP)
-    parser.add_argument(
-        "rows",
-        help="CSV or Parquet file with the columns of training, target aside; or recordings (.npz)",
+    _add_rows(
+        parser,
+        "CSV or Parquet file with the columns of training, target aside; or recordings (.npz)",
+        "of a choice the column of training, if the rows have it",
     )
-    _add_sites(parser, "")
     parser.add_argument("--id", default="", help="column that is copied to the predictions")
     _add_horizon(parser, "also predict the probability of the event by this time")
     parser.add_argument(
@@ -371,7 +361,7 @@ def predict(arguments: list[str]) -> int:
     from equipoise.experiment.new_rows import predict_file
 
     lines = predict_file(
-        Path(values.folder),
+        Path(values.model),
         Path(values.rows),
         Path(values.out),
         client=values.client,
@@ -423,14 +413,36 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-def _add_sites(parser: Parser, default: str) -> None:
-    """Add the options that say which rows belong to which site."""
+def _add_rows(
+    parser: Parser,
+    help: str,
+    default_column: str = "the column of training, if the rows have it",
+    is_optional: bool = False,
+) -> None:
+    """Add the arguments of a command on new rows: the models, the rows, and the site of each.
+
+    Args:
+        parser: Parser of the command.
+        help: What the rows are.
+        default_column: Column of sites where none is given.
+        is_optional: Whether the rows may be left out.
+    """
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("rows", nargs="?" if is_optional else None, help=help)
     _add_client(parser)
     parser.add_argument(
         "--client-column",
         default="",
-        help=f"column that names the site of each row: many sites at once {default}".rstrip(),
+        help="column that names the site of each row: many sites at once "
+        f"(default: {default_column})",
     )
+
+
+def _selection(models: SiteModels, values: argparse.Namespace) -> RowSelection:
+    """Return the rows that the arguments of :func:`_add_rows` name."""
+    from equipoise.experiment.site_rows import RowSelection
+
+    return RowSelection.of(models, Path(values.rows), values.client, values.client_column)
 
 
 def _add_client(parser: Parser) -> None:

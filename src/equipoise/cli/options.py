@@ -10,7 +10,7 @@ from pathlib import Path
 from equipoise.cli.parser import Parser, Values
 from equipoise.config.schema import parse
 from equipoise.experiment.compare import first_methods, method_and_model, suitable
-from equipoise.methods import all_methods, find_method
+from equipoise.methods import all_methods, find_method, usual_method
 from equipoise.records.run_dir import read_options_file
 from equipoise.settings.option_registry import (
     Option,
@@ -19,7 +19,7 @@ from equipoise.settings.option_registry import (
     options,
     resolve_names,
 )
-from equipoise.tasks import find_task
+from equipoise.tasks import TaskSpec, find_task
 from equipoise.utils.errors import UsageError
 
 GROUP_TITLES = {
@@ -106,7 +106,8 @@ def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values
     values, _ = parser.parse_known_args(arguments)
     given = read_options_file(Path(values.config)) if values.config else {}
     has_data = bool(values.data or given.get("data"))
-    for name, default in (("method", "fedavg"), ("task", data_task if has_data else "synthetic")):
+    method = usual_method(values.model or given.get("model"))
+    for name, default in (("method", method), ("task", data_task if has_data else "synthetic")):
         value = getattr(values, name) or given.get(name, default)
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}: must be text")
@@ -228,7 +229,7 @@ def parse_several_methods(
         "--methods",
         default=default,
         help="names with commas between, or 'all' that suit; method@model gives one another model "
-        f"(default: {default})",
+        f"(default: {_default_methods(task, default, with_models)})",
     )
     methods = parser.parse_known_args(without_help)[0].methods
     names = [name for name in methods.split(",") if name]
@@ -254,6 +255,14 @@ def parse_several_methods(
         for reason in refused.values():
             print(f"left out: {reason}", file=sys.stderr)
     return values, cells
+
+
+def _default_methods(task: TaskSpec, default: str, with_models: bool) -> str:
+    """Say which methods are compared by default: of tables first, which most users have."""
+    if task.name == TABLES:
+        return default
+    of_tables = ",".join(first_methods(find_task(TABLES), "", with_models))
+    return f"{of_tables} with --data, {default} on task {task.name}"
 
 
 def _known_options(given: Values, table: OptionTable) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import replace
 
 from equipoise.cli.json_output import add_json, print_json
@@ -34,6 +35,27 @@ def privacy(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     """Print noise and epsilon for several numbers of rounds and cohorts."""
+    values = _plan_parser().parse(arguments)
+    _check_plan(values)
+    rows = _plan_rows(values)
+    if values.json:
+        print_json(delta=values.dp_delta, level="client", plans=rows)
+        return 0
+    print(f"{'rounds':>8} {'cohort':>8} {'noise':>9} {'epsilon':>9} {'epsilon_server':>15}")
+    for row in rows:
+        print(
+            f"{row['rounds']:>8} {row['cohort']:>8} {row['noise']:>9.4g} {row['epsilon']:>9.4g} "
+            f"{row['epsilon_server']:>15.4g}"
+        )
+    print(
+        f"epsilon is that of the global models, epsilon_server of the uploads as the server sees "
+        f"them; delta {values.dp_delta:g}; {CLIENT_LEVEL}"
+    )
+    return 0
+
+
+def _plan_parser() -> Parser:
+    """Return the parser of ``equipoise privacy plan``."""
     about = "Show noise, rounds, cohort and epsilon of a planned run. Nothing is trained."
     parser = Parser("privacy plan", about)
     parser.add_argument("--clients", type=int, required=True, help="number of clients")
@@ -57,7 +79,11 @@ def _plan(arguments: list[str]) -> int:
         help="on Flower, where clients know who is drawn into a round",
     )
     add_json(parser)
-    values = parser.parse(arguments)
+    return parser
+
+
+def _check_plan(values: Namespace) -> None:
+    """Raise ``UsageError`` for values out of range."""
     if (values.max_epsilon > 0) == (values.dp_noise > 0):
         raise UsageError("give either --max-epsilon or --dp-noise, as a number above 0")
     if not 1 <= values.clients <= MAX_PLANNED or not 1 <= values.rounds <= MAX_PLANNED:
@@ -69,13 +95,17 @@ def _plan(arguments: list[str]) -> int:
             f"dp_delta is {values.dp_delta:g}: must be below 1/{values.clients}, one over the "
             "clients"
         )
+
+
+def _plan_rows(values: Namespace) -> list[dict[str, float | None]]:
+    """Return noise and epsilon of the planned rounds and cohorts, and of some more."""
     config = PrivacyConfig(
         dp_clip=1.0,  # epsilon does not depend on it
         dp_noise=values.dp_noise,
         dp_delta=values.dp_delta,
         max_epsilon=values.max_epsilon,
     )
-    rows = []
+    rows: list[dict[str, float | None]] = []
     for participation in sorted({values.participation, min(1.0, 2 * values.participation), 1.0}):
         for factor in ROUND_FACTORS:
             plan = RoundPlan(
@@ -96,17 +126,4 @@ def _plan(arguments: list[str]) -> int:
                     "epsilon_server": spent.epsilon_server,
                 }
             )
-    if values.json:
-        print_json(delta=values.dp_delta, level="client", plans=rows)
-        return 0
-    print(f"{'rounds':>8} {'cohort':>8} {'noise':>9} {'epsilon':>9} {'epsilon_server':>15}")
-    for row in rows:
-        print(
-            f"{row['rounds']:>8} {row['cohort']:>8} {row['noise']:>9.4g} {row['epsilon']:>9.4g} "
-            f"{row['epsilon_server']:>15.4g}"
-        )
-    print(
-        f"epsilon is that of the global models, epsilon_server of the uploads as the server sees "
-        f"them; delta {values.dp_delta:g}; {CLIENT_LEVEL}"
-    )
-    return 0
+    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -34,6 +34,61 @@ Loss = Callable[[Params, Tensor, Tensor, State], Tensor]
 ROW_WEIGHTS = "row_weights"
 """Entry of `aux` that training fills with the weights `[B]` of the batch's examples in the mean, 0
 for padding, if the caller put anything there. A loss needs them for means over the batch."""
+
+
+class LinearStack(Protocol):
+    """K models of one linear layer, each under cross-entropy on its own rows."""
+
+    def logits(self, stack: Params, x: Tensor, prefix: str = "") -> Tensor:
+        """Compute the logits.
+
+        Args:
+            stack: Weights `[K, C, F]` and biases `[K, C]`, by name.
+            x: Inputs, `[K, B, F]`.
+            prefix: Before the names of weight and bias, for a second head.
+
+        Returns:
+            Logits, `[K, B, C]`.
+        """
+
+    def gradients(
+        self, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float, prefix: str = ""
+    ) -> Params:
+        """Compute the gradients of the weighted cross-entropies.
+
+        Args:
+            logits: Logits, `[K, B, C]`.
+            x: Inputs, `[K, B, F]`.
+            y: Labels, `[K, B]`.
+            weight: Weight of each example, `[K, B, 1]`, or one number for all.
+            prefix: Before the names of weight and bias.
+
+        Returns:
+            Gradients by name, `[K, C, F]` and `[K, C]`.
+        """
+
+
+LinearGradients = Callable[[LinearStack, Params, Tensor, Tensor, State, Tensor | float], Params]
+"""(models, stack, x, y, aux, weight of each example) to gradients, all `[K, ...]`."""
+
+
+@dataclass(frozen=True)
+class LinearLoss:
+    """A `Loss` with the closed form of its gradients on one linear layer under cross-entropy.
+
+    Stacks of clients are then trained without autograd.
+
+    Attributes:
+        losses: The loss of one client.
+        gradients: Its gradients for a stack of clients, with the example weights.
+    """
+
+    losses: Loss
+    gradients: LinearGradients
+
+    def __call__(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
+        """Compute the losses `[B]` of one client."""
+        return self.losses(params, x, y, aux)
 
 
 @dataclass(frozen=True)

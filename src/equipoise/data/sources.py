@@ -86,8 +86,8 @@ def load_dataset(source: DatasetSource, data: str) -> Arrays:
         for folder in (root, *(root / name for name in source.folders)):
             found = source.find(folder) if folder.is_dir() else None
             if found is not None:
-                return cached(source.name, found.files, found.read)
-    return cached(f"{source.name}-hub", [], lambda: _download(source, root))
+                return load_cached(source.name, found.files, found.read)
+    return load_cached(f"{source.name}-hub", [], lambda: _download(source, root))
 
 
 def import_extra(module: str, purpose: str) -> ModuleType:
@@ -152,7 +152,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("EQUIPOISE_CACHE") or Path.home() / ".cache" / "equipoise")
 
 
-def cached(name: str, source_files: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
+def load_cached(name: str, source_files: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
     """Return the arrays that ``decode`` makes, from the cache if possible.
 
     Args:

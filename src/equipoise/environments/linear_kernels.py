@@ -167,8 +167,6 @@ def federate(  # type: ignore[no-untyped-def]
     change = np.empty((N, d))  # of the one row of phi that an agent changed
     visited = np.empty(N, np.int64)  # that row
     total = np.empty((entries, d))
-    rotation = np.empty((d, d))  # from the old to the new basis
-    new_theta = np.empty(d)
     sq_td_error = np.zeros(N)
     taken = 0
     written = 0
@@ -203,24 +201,37 @@ def federate(  # type: ignore[no-untyped-def]
         if share:
             for j in range(d):
                 theta[:, j] = theta[:, j].mean()
-        new = _orthonormal(total)
-        old = total if share else phi
-        for j in range(d):
-            for m in range(d):
-                rotation[j, m] = (new[:, j] * old[:, m]).sum() * d / entries
-        # theta = phi^+ V_i, where an agent's own phi differs from the received one in one row.
-        for i in range(N):
-            own = 0.0
-            if not share:
-                for j in range(d):
-                    own += change[i, j] * theta[i, j] * d / entries
-            for j in range(d):
-                new_theta[j] = new[visited[i], j] * own
-                for m in range(d):
-                    new_theta[j] += rotation[j, m] * theta[i, m]
-            theta[i] = new_theta
-        phi[:] = new
+        _change_basis(phi, theta, total, change, visited, share)
     return phis, thetas
+
+
+@njit(cache=True)
+def _change_basis(phi, theta, mean_phi, change, visited, share):  # type: ignore[no-untyped-def]
+    """Make the mean of the agents' phi orthonormal, and express theta in the new basis.
+
+    theta becomes phi^+ V_i, the least-squares weights of the agent's values V_i. An agent's own phi
+    differs from the received one in the row ``visited[i]`` alone, by ``change[i]``. phi and theta
+    change in place.
+    """
+    entries, d = phi.shape
+    new_phi = _orthonormal(mean_phi)
+    old_phi = mean_phi if share else phi
+    rotation = np.empty((d, d))  # from the old to the new basis
+    for j in range(d):
+        for m in range(d):
+            rotation[j, m] = (new_phi[:, j] * old_phi[:, m]).sum() * d / entries
+    new_theta = np.empty(d)
+    for i in range(len(theta)):
+        own = 0.0  # what the agent's own row adds
+        if not share:
+            for j in range(d):
+                own += change[i, j] * theta[i, j] * d / entries
+        for j in range(d):
+            new_theta[j] = new_phi[visited[i], j] * own
+            for m in range(d):
+                new_theta[j] += rotation[j, m] * theta[i, m]
+        theta[i] = new_theta
+    phi[:] = new_phi
 
 
 @njit(cache=True)

@@ -255,15 +255,7 @@ def adapt_rows(source: Federated, rows: object, name: str = DEFAULT_NAME) -> Ada
             f"'{name}' took part in training and has a model: see 'equipoise predict --client "
             f"{name}', or give another --name"
         )
-    preprocessor = source.preprocessor
-    notes: list[str] = []
-    if preprocessor is None:
-        x, y = _array_rows(source, rows)
-    else:
-        table = table_from_values(rows, "the table of rows", source.client_column)
-        preprocessor = _own_preprocessor(source, preprocessor, table, name)
-        x, y = _table_rows(source, preprocessor, table, notes)
-    _check_row_count(len(y), notes)
+    preprocessor, x, y, notes = _prepare_rows(source, rows, name)
     seed = source.settings.run.seed
     target = source.card.target
     folds = Folds.draw(y, target, seed)
@@ -303,6 +295,32 @@ def adapt_rows(source: Federated, rows: object, name: str = DEFAULT_NAME) -> Ada
 
 
 # ------------------------------------------------------------------ rows
+
+
+def _prepare_rows(
+    source: Federated, rows: object, name: str
+) -> tuple[Preprocessor | None, Tensor, Tensor, list[str]]:
+    """Turn the newcomer's rows into inputs and targets.
+
+    Args:
+        source: What the federation has learned.
+        rows: The newcomer's rows with their target.
+        name: Name of the newcomer.
+
+    Returns:
+        The newcomer's preprocessor (None for arrays), inputs `[n, ...]`, targets `[n, ...]`, and
+        notes for the user.
+    """
+    preprocessor = source.preprocessor
+    notes: list[str] = []
+    if preprocessor is None:
+        x, y = _array_rows(source, rows)
+    else:
+        table = table_from_values(rows, "the table of rows", source.client_column)
+        preprocessor = _own_preprocessor(source, preprocessor, table, name)
+        x, y = _table_rows(source, preprocessor, table, notes)
+    _check_row_count(len(y), notes)
+    return preprocessor, x, y, notes
 
 
 def _own_preprocessor(

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from equipoise.core import (
     Client,
-    ClientUpdate,
+    ClientResult,
+    ClientState,
     LocalHParams,
     Method,
     MethodWrapper,
     Scores,
     Server,
+    ServerMessage,
     State,
     Task,
 )
@@ -119,7 +121,6 @@ def certify(
         UsageError: If `samples` is below 1, or the task has no validation data.
     """
     task = simulation.task
-    schedule = simulation.schedule
     if samples < 1:
         raise UsageError(f"samples is {samples}: must be at least 1")
     if not task.has_split("val"):
@@ -127,51 +128,93 @@ def certify(
             f"utilities are measured on validation data, and task '{task.info.name}' has none: "
             "set val_share"
         )
+    with torch.no_grad():
+        stage = _play(simulation)
+        clients = _client_gains(stage, samples, seed, on_progress)
+        server_gains = _server_gains(stage, samples, seed)
+    largest = clients.largest
+    if server_gains:
+        largest = max(largest, server_gains.gain)
+    return Certificate(
+        round=stage.server.round,
+        samples=samples,
+        clients=clients,
+        server=server_gains,
+        largest_gain=largest,
+    )
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The round from which players deviate."""
+
+    method: Method
+    server: Server
+    """The server, after it sent the message."""
+    ids: Tensor
+    """All clients that ever took part `[K]`."""
+    message: ServerMessage
+    client_state: ClientState
+    """What the clients kept before the round `[K, ...]`."""
+    played: ClientResult
+    """Their results with the strategies that they chose `[K, ...]`."""
+
+
+def _play(simulation: FederatedSimulation) -> _Stage:
+    """Play the next round up to the uploads, without changing the simulation."""
+    schedule = simulation.schedule
+    task = simulation.task
     t = simulation.rounds_done + 1
     method = simulation.method.at(t, schedule.num_rounds)
     training = simulation.training.at(t, schedule.num_rounds)
     ids = torch.from_numpy(simulation.store.ids).sort().values
     server = Server(task, training, simulation.params, simulation.server_state, schedule.seed, t, t)
-    with torch.no_grad():
-        message, server.state = method.distribute(server, ids)
-        held = simulation.store.client_state(ids.numpy())
-        executor = Stacked(method, task, training, schedule.seed, t)
-        request = CohortRequest(t, ids, message, held, ("val",))
-        played = executor.run_clients(request).stack
-        assert played is not None
-        assert played.hparams is not None
+    message, server.state = method.distribute(server, ids)
+    client_state = simulation.store.client_state(ids.numpy())
+    executor = Stacked(method, task, training, schedule.seed, t)
+    request = CohortRequest(t, ids, message, client_state, ("val",))
+    played = executor.run_clients(request).stack
+    assert played is not None
+    return _Stage(method, server, ids, message, client_state, played)
 
-        # Every client tries other epochs and learning rates, from the same message and state.
-        u = _uniform(seed, samples, len(ids), 2)
-        executor = Stacked(FixedHParams(method), task, training, schedule.seed, t)
-        tried: list[Tensor] = []
-        for actions in (2 * u - 1).chunk(NUM_BATCHES):
-            count = len(actions)
-            repeated = pytree.repeat(held, count)
-            repeated = replace(repeated, state={"base": pytree.repeat(held.state, count)})
-            hparams = _deviations(method, task, actions, played.hparams)
-            messages = message.for_clients(torch.arange(len(ids)).repeat(count))
-            messages = replace(messages, hparams=hparams)
-            request = CohortRequest(t, ids.repeat(count), messages, repeated, ("val",))
-            results = executor.run_clients(request).stack
-            assert results is not None
-            tried += _client_utilities(results.scores).view(count, -1)
-            if on_progress:
-                on_progress(len(tried), samples)
-        best = torch.stack(tried).max(0).values
-        gains = (best / _client_utilities(played.scores) - 1).clamp(min=0.0)
-        clients = ClientGains(
-            float(gains.max()), float(gains.mean()), float((gains > 0).double().mean())
-        )
-        server_gains = _server_gains(
-            method, server, ids, played.update, played.scores, samples, seed
-        )
-    largest = clients.largest
-    if server_gains:
-        largest = max(largest, server_gains.gain)
-    return Certificate(
-        round=t, samples=samples, clients=clients, server=server_gains, largest_gain=largest
-    )
+
+def _client_gains(
+    stage: _Stage, samples: int, seed: int, on_progress: Progress | None
+) -> ClientGains:
+    """Let every client try other epochs and learning rates, from the same message and state.
+
+    Args:
+        stage: The round.
+        samples: Deviations of each client.
+        seed: Seed of the deviations.
+        on_progress: Called with the progress.
+
+    Returns:
+        The relative gains of the clients' best deviations, 0 for those that gain nothing.
+    """
+    server = stage.server
+    ids = stage.ids
+    assert stage.played.hparams is not None
+    u = _uniform(seed, samples, len(ids), 2)
+    method = FixedHParams(stage.method)
+    executor = Stacked(method, server.task, server.training, server.seed, server.round)
+    utilities: list[Tensor] = []
+    for actions in (2 * u - 1).chunk(NUM_BATCHES):
+        count = len(actions)
+        state = pytree.repeat(stage.client_state, count)
+        state = replace(state, state={"base": pytree.repeat(stage.client_state.state, count)})
+        hparams = _deviations(stage.method, server.task, actions, stage.played.hparams)
+        messages = stage.message.for_clients(torch.arange(len(ids)).repeat(count))
+        messages = replace(messages, hparams=hparams)
+        request = CohortRequest(server.round, ids.repeat(count), messages, state, ("val",))
+        results = executor.run_clients(request).stack
+        assert results is not None
+        utilities += _client_utilities(results.scores).view(count, -1)
+        if on_progress:
+            on_progress(len(utilities), samples)
+    best = torch.stack(utilities).max(0).values
+    gains = (best / _client_utilities(stage.played.scores) - 1).clamp(min=0.0)
+    return ClientGains(float(gains.max()), float(gains.mean()), float((gains > 0).double().mean()))
 
 
 @dataclass(frozen=True)
@@ -212,25 +255,21 @@ def _client_utilities(scores: Scores) -> Tensor:
     return 1 / loss.clamp(min=MIN_LOSS)
 
 
-def _server_gains(
-    method: Method,
-    server: Server,
-    ids: Tensor,
-    updates: ClientUpdate,
-    scores: Scores,
-    samples: int,
-    seed: int,
-) -> ServerGains | None:
+def _server_gains(stage: _Stage, samples: int, seed: int) -> ServerGains | None:
     """Return the gains of other aggregation weights; None without weights of whole models.
 
     Gains are in the paper's utility 1 / sum p_i f_i, and in 1 / F of the aggregate on public data.
     """
+    method = stage.method
+    server = stage.server
+    ids = stage.ids
+    updates = stage.played.update
     p, server.state = method.aggregation_weights(server, ids, updates)
     if not isinstance(p, Tensor) or not method.has_global(server.task):
         return None
     u = _uniform(seed + 1, samples, len(ids))
     tried = torch.cat([p.double().unsqueeze(0), softmax_weights(2 * u - 1)])
-    losses = scores["val"]["trained"]["loss"].double()
+    losses = stage.played.scores["val"]["trained"]["loss"].double()
     utilities = 1 / (tried @ losses).clamp(min=MIN_LOSS)
     models = [method.aggregate(server, ids, updates, weights)[0] for weights in tried]
     stack = {name: torch.stack([model[name] for model in models]) for name in models[0]}

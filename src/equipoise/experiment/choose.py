@@ -78,19 +78,12 @@ def choose(
     if out.exists():
         shutil.rmtree(out)
     io.make_folder(out)
-    members = []
-    for source in runs:
-        given = _final_options(source, decision.rounds)
-        member = f"{FINAL_RUNS}/seed-{given['seed']}"
-        members.append(member)
-        if method is not None:
-            given["method"] = method
-        if task is not None:
-            given["task"] = task
-        settings = ExperimentConfig.from_options(given)
-        can_refit = isinstance(settings.task_config, UserRowShares)
-        if refit == "none" or not can_refit:
-            refit = "none"
+    all_settings = [_final_settings(source, decision.rounds, method, task) for source in runs]
+    members = [f"{FINAL_RUNS}/seed-{settings.run.seed}" for settings in all_settings]
+    if not all(isinstance(settings.task_config, UserRowShares) for settings in all_settings):
+        refit = "none"
+    for source, settings, member in zip(runs, all_settings, members, strict=True):
+        if refit == "none":
             shutil.copytree(source.path, out / member, ignore=shutil.ignore_patterns(*NOT_COPIED))
             continue
         on_round_end = announce(settings, settings.run.rounds) if announce else None
@@ -137,8 +130,10 @@ def _runs_of_choice(path: Path, decision: Decision) -> list[RunFolder]:
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def _final_options(source: RunFolder, rounds: int) -> dict[str, object]:
-    """Return the options of the final run: those of the run that it follows, on all rows.
+def _final_settings(
+    source: RunFolder, rounds: int, method: type[Method] | None, task: TaskSpec | None
+) -> ExperimentConfig:
+    """Return the settings of the final run: those of the run that it follows, on all rows.
 
     Schedules reach their end in the last round: without validation rows nothing else makes the
     rates fall. Trees keep their validation rows, which choose how many of them there are.
@@ -146,6 +141,8 @@ def _final_options(source: RunFolder, rounds: int) -> dict[str, object]:
     Args:
         source: A run of the comparison.
         rounds: Rounds of the final run.
+        method: Class of the method, if it was given in Python.
+        task: The task, if it was made in Python.
     """
     given = dict(source.read_config())
     whole: dict[str, object] = {
@@ -162,7 +159,12 @@ def _final_options(source: RunFolder, rounds: int) -> dict[str, object]:
     if given.get("model") == TREES:
         del whole["rounds"]
         del whole["val_share"]
-    return {**given, **{name: value for name, value in whole.items() if name in given}}
+    given |= {name: value for name, value in whole.items() if name in given}
+    if method is not None:
+        given["method"] = method
+    if task is not None:
+        given["task"] = task
+    return ExperimentConfig.from_options(given)
 
 
 def choice_sentences(choice: Choice) -> list[str]:

@@ -123,6 +123,8 @@ def steps_of_a_round(settings: ExperimentConfig) -> int:
     return steps
 
 
+Plan: TypeAlias = Sequence[tuple[str, ExperimentConfig, Path]]
+"""The runs of a comparison in their order: label of the method, settings, folder."""
 Announce = Callable[[ExperimentConfig, Path], OnRoundEnd]
 """Called before each run with its settings and folder; returns its ``on_round_end``."""
 
@@ -159,16 +161,7 @@ def compare(
     Raises:
         UsageError: If a run is not possible; all are checked before the first one starts.
     """
-    if seeds < 1:
-        raise UsageError(f"seeds is {seeds}: must be at least 1")
-    plan: list[tuple[str, ExperimentConfig, Path]] = []
-    for method, given in with_common_rows(cells).items():
-        for seed in range(seeds):
-            first = {**options_of(method, given), "seed": given.get("seed", 0) + seed}
-            for fold in range(max(1, num_folds(given))):
-                settings = settings_of({**first, "fold": fold} if fold else first)
-                folder = out / cell_folder(method, settings.run.seed, fold, num_folds(given))
-                plan.append((method, settings, folder))
+    plan = _plan_runs(cells, seeds, out)
     _check_plan(plan, out, resume, overwrite)
     io.make_folder(out)
     if overwrite:
@@ -193,10 +186,31 @@ def compare(
     return by_method, _write(out, command, plan, by_method)
 
 
+def _plan_runs(cells: Cells, seeds: int, out: Path) -> Plan:
+    """Return one run per method, seed and fold.
+
+    Args:
+        cells: Options of each method.
+        seeds: Number of seeds, from the given seed on.
+        out: Folder of the comparison.
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds is {seeds}: must be at least 1")
+    plan: list[tuple[str, ExperimentConfig, Path]] = []
+    for method, given in with_common_rows(cells).items():
+        for seed in range(seeds):
+            first = {**options_of(method, given), "seed": given.get("seed", 0) + seed}
+            for fold in range(max(1, num_folds(given))):
+                settings = settings_of({**first, "fold": fold} if fold else first)
+                folder = out / cell_folder(method, settings.run.seed, fold, num_folds(given))
+                plan.append((method, settings, folder))
+    return plan
+
+
 def _write(
     out: Path,
     command: list[str],
-    plan: Sequence[tuple[str, ExperimentConfig, Path]],
+    plan: Plan,
     by_method: dict[str, list[Summary]],
 ) -> list[tables.Column]:
     """Write the tables of the finished runs and return their columns."""
@@ -228,9 +242,7 @@ def _write(
     return columns
 
 
-def _title(
-    plan: Sequence[tuple[str, ExperimentConfig, Path]], num_methods: int, num_done: int
-) -> str:
+def _title(plan: Plan, num_methods: int, num_done: int) -> str:
     """Task, rounds and seeds; and how many runs are finished, unless all are."""
     run = plan[0][1].run
     seeds = len({settings.run.seed for _, settings, _ in plan})
@@ -327,9 +339,7 @@ def suitable(cells: Cells) -> tuple[Cells, dict[str, str]]:
     return suited, refused
 
 
-def _check_plan(
-    plan: list[tuple[str, ExperimentConfig, Path]], out: Path, resume: bool, overwrite: bool
-) -> None:
+def _check_plan(plan: Plan, out: Path, resume: bool, overwrite: bool) -> None:
     """Check all runs before the first one starts."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"'{out}' is a file: choose another --out")

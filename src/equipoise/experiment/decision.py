@@ -22,11 +22,14 @@ from equipoise.experiment.row_outputs import (
     GLOBAL,
     LOCAL,
     MODELS,
+    NUM_ERRORS,
     PERSONAL,
     USED,
     ResampledScores,
     RowOutputs,
     concatenate,
+    is_clearly_lower,
+    mean_losses,
     only_class,
     resample,
     site_scores,
@@ -341,7 +344,7 @@ def decide(evidence: Evidence) -> Decision:
     """
     scores = resample(evidence.test, evidence.target, evidence.metric)
     validation = {entry.key: _validation(evidence, entry) for entry in evidence.entries}
-    chosen = _best_by_validation(evidence, validation)
+    chosen = _best_by_validation(evidence)
     is_switched = False
     ahead = _clearly_ahead(evidence, scores, chosen)
     if ahead is not None:
@@ -383,29 +386,43 @@ def _weighted_score(
     return float(np.average(values[counted], weights=counts[counted]))
 
 
-def _best_by_validation(evidence: Evidence, validation: Mapping[str, float | None]) -> Entry:
-    """Return the first candidate within one standard error of the best one on validation rows.
+def _best_by_validation(evidence: Evidence) -> Entry:
+    """Return the first candidate that no other one clearly beats on validation rows.
 
-    Validation rows are few: the best of several equal candidates is the best by chance. As in
-    cross-validation of trees (Breiman et al., 1984) and in glmnet, the simplest of those that the
-    rows do not tell apart is taken. The standard error is that of the paired difference, over rows
-    of all sites and seeds. If no candidate has a score, it is the first.
+    Another one beats it if it is better by more than one standard error in the losses of rows and
+    in the score. Validation rows are few: of candidates that they do not tell apart, the best one
+    is so by chance (Breiman et al., 1984). The score alone is mostly chance at sites with a few
+    rows; the loss alone prefers models that know the level of each site, though an AUC is no
+    better for it. Without validation rows it is the first candidate.
     """
     candidates = in_order_of_preference(evidence.entries)
-    sign = 1 if higher_is_better(evidence.metric) else -1
-    known = {
-        entry.key: sign * value
-        for entry in candidates
-        if (value := validation[entry.key]) is not None
-    }
-    if not known:
+    losses = mean_losses(evidence.val, evidence.target, [entry.key for entry in candidates])
+    if not losses:
         return candidates[0]
-    best = max(known, key=lambda key: known[key])
     scores = resample(evidence.val, evidence.target, evidence.metric)
-    for entry in candidates:
-        if entry.key in known and _is_within_one_error(scores, best, entry.key, sign):
-            return entry
-    return candidates[0]
+    sign = 1 if higher_is_better(evidence.metric) else -1
+    return next(
+        entry
+        for entry in candidates
+        if entry.key in losses
+        and not any(
+            is_clearly_lower(losses[other], losses[entry.key])
+            and _is_clearly_ahead(scores, other, entry.key, sign)
+            for other in losses
+        )
+    )
+
+
+def _is_clearly_ahead(scores: ResampledScores, model: str, other: str, sign: int) -> bool:
+    """Tell whether a model's score is better than another's by more than one standard error.
+
+    Where no site has a score of both, the losses decide alone.
+    """
+    sites = scores.known_sites([model, other])
+    if not sites.any():
+        return True
+    lead = sign * scores.difference(model, other, sites, weighted=True).value
+    return lead > NUM_ERRORS * scores.standard_error(model, other, sites)
 
 
 def in_order_of_preference(entries: Sequence[Entry]) -> list[Entry]:
@@ -422,15 +439,6 @@ def in_order_of_preference(entries: Sequence[Entry]) -> list[Entry]:
         return method, MODELS.index(entry.model)
 
     return sorted(candidates, key=place)
-
-
-def _is_within_one_error(scores: ResampledScores, best: str, key: str, sign: int) -> bool:
-    """Tell whether a candidate is behind the best one by at most one standard error."""
-    if key == best:
-        return True
-    sites = scores.known_sites([best, key])
-    lead = sign * scores.difference(best, key, sites, weighted=True).value
-    return lead <= scores.standard_error(best, key, sites)
 
 
 def _clearly_ahead(evidence: Evidence, scores: ResampledScores, chosen: Entry) -> Entry | None:
@@ -724,7 +732,10 @@ def _notes(decision: Decision, evidence: Evidence) -> list[str]:
         notes.append(f"Behind it: {'; '.join(behind)}.")
     constant = next((one for one in decision.candidates if one.model == CONSTANT), None)
     if constant is not None and constant.verdict in ("tie", "ahead"):
-        notes.append("It is no better than a constant prediction.")
+        advice = ""
+        if metric == "acc" and len(evidence.target.classes) == 2:
+            advice = " Compare by --metric auc to see whether it puts rows in the right order."
+        notes.append(f"It is no better than a constant prediction.{advice}")
     notes += [
         f"{one.label}: predicts '{one.one_class}' for every row, as a constant would."
         for one in decision.candidates

@@ -60,6 +60,7 @@ from equipoise.utils.pytree import Ints
 
 CLIENTS_PER_BATCH = 250  # bounds the memory of scoring: rows and outputs of 250 clients
 ADAPTATION_EPOCHS = (0, 1, 5)  # local training of held-out clients before they are scored
+MIN_GAIN_ERRORS = 2.0  # standard errors by which fine-tuning must pay on validation rows
 ModelBatches = Iterable[tuple[Ints, Params]]
 """Batches of clients: ids ``[K]`` and the stack of their models ``[K, ...]``."""
 
@@ -645,7 +646,7 @@ def score_finetuned(simulation: FederatedSimulation) -> Finetuned:
 
     Learning rate and epochs are common to all clients and chosen by validation data. Rates are
     relative to that of the first round, since a rate that falls ends too low to adapt anything.
-    Models stay as they are unless the gain is larger than its standard error over clients.
+    Models stay as they are unless the gain is larger than two standard errors over clients.
 
     Args:
         simulation: The finished simulation.
@@ -683,7 +684,8 @@ def _best_setting(scores: Tensor) -> tuple[int, int]:
     """Return rate and step of the best mean score; step 0 if its gain may be noise.
 
     The best of many settings on few validation rows is often luck, and where clients are alike
-    fine-tuning can only hurt: its mean gain over clients must exceed one standard error.
+    fine-tuning can only hurt: its mean gain over clients must exceed `MIN_GAIN_ERRORS` standard
+    errors.
 
     Args:
         scores: Validation scores `[K, rates, steps]`, higher is better; step 0 is untuned.
@@ -691,7 +693,7 @@ def _best_setting(scores: Tensor) -> tuple[int, int]:
     rate, step = _first_best(scores.mean(0))
     gain = scores[:, rate, step] - scores[:, 0, 0]
     error = gain.std() / len(gain) ** 0.5 if len(gain) > 1 else torch.zeros(())
-    if gain.mean() <= error:
+    if gain.mean() <= MIN_GAIN_ERRORS * error:
         return rate, 0
     return rate, step
 

@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.federated_dataset import Ints, Target
-from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import Category, Date, Preprocessor
 from equipoise.experiment.checkpoint import check_unchanged
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, hidden_groups, probability_words
 from equipoise.experiment.runner import build_task
 from equipoise.experiment.site_models import RunModels, SiteModels, load_models
-from equipoise.experiment.site_rows import refuse_other_data, select_labelled
+from equipoise.experiment.site_rows import RowSelection, refuse_other_data, select_labelled
 from equipoise.records import codec
 from equipoise.records.explanation import (
     Explanation,
@@ -112,20 +111,13 @@ class SiteSample:
 
 
 def explain_rows(
-    models: SiteModels,
-    rows: object,
-    client: int | None = None,
-    client_column: str = "",
-    options: ExplanationOptions | None = None,
+    models: SiteModels, selection: RowSelection, options: ExplanationOptions | None = None
 ) -> Explanation:
     """Explain the models that sites use, on labelled rows.
 
     Args:
         models: The models.
-        rows: A table with the columns of training and the target.
-        client: The site of all rows; None if a column says it.
-        client_column: Column that names the site of each row. Empty for that of training, if the
-            rows have it.
+        selection: Rows with the columns of training and the target.
         options: How to explain.
 
     Returns:
@@ -134,8 +126,7 @@ def explain_rows(
     Raises:
         UsageError: If the rows do not fit, have no target, or a column is unknown.
     """
-    table = table_from_values(rows, "the table of rows", client_column or models.client_column)
-    found = select_labelled(models, table, client, client_column)
+    found = select_labelled(models, selection)
     samples = []
     for site in found.sites:
         own = found.inputs_of(site)
@@ -242,6 +233,7 @@ def explain(
     importances = _importances(columns, overall)
     ranked = sorted(importances, key=lambda one: -one.importances_mean)
     wanted = options.features or tuple(one.column for one in ranked[: options.n_features])
+    dependence = [_partial_dependence(models, drawn, hidden, name, options) for name in wanted]
     return Explanation(
         title=title,
         metric=metric,
@@ -251,14 +243,18 @@ def explain(
         min_count=options.min_count,
         score=float(weights @ scores[known]),
         importances=ranked,
-        partial_dependence=[
-            _partial_dependence(models, drawn, hidden, name, options) for name in wanted
-        ],
+        partial_dependence=[one for one in dependence if one.grid_values],
         sites=[
             _site_explanation(one, bool(hidden[k]), scores[k], _importances(columns, drops[k]))
             for k, one in enumerate(drawn)
         ],
-        notes=_notes(drawn, samples, scores, hidden, metric, options),
+        notes=_notes(drawn, samples, scores, hidden, metric, options)
+        + [
+            f"Partial dependence of '{one.column}' is not shown: no value of it has "
+            f"{options.min_count} rows."
+            for one in dependence
+            if not one.grid_values
+        ],
     )
 
 
@@ -494,7 +490,7 @@ def prediction_sums(models: SiteModels, sample: SiteSample, column: str, grid: F
         stack[:, :, preprocessor.feature_places(column)] = features[:, None, :]
         inputs.append(stack.reshape(-1, x.shape[1]))
     found = response(models.target, _outputs(models, sample, inputs))
-    sums: Floats = found.reshape(len(grid), len(sample.y), -1).sum(1).T
+    sums: Floats = found.reshape(len(grid), len(sample.y), found.shape[1]).sum(1).T
     return sums
 
 

@@ -1,26 +1,27 @@
 """Choose the model of tables by validation: linear, a perceptron or trees.
 
 Each candidate runs to its end in a temporary folder. What counts is the loss of each validation row
-under the model that its client uses. Losses of rows are far steadier than a score such as the AUC
-at sites with few rows, and differences of losses have a standard error. The simplest candidate that
-is not worse than the best by more than one standard error is the model of the run (the rule of
-Breiman et al., 1984). The test rows are not used.
+under the model that its client uses. The simplest candidate within one standard error of the best
+one is the model of the run, see `row_outputs.simplest_within_error`. Test rows are not used.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from equipoise.experiment.row_outputs import PERSONAL, RowOutputs
+from equipoise.experiment.row_outputs import (
+    PERSONAL,
+    Floats,
+    RowOutputs,
+    row_losses,
+    simplest_within_error,
+)
 from equipoise.experiment.runner import OnMessage, build_task, run
 from equipoise.methods import find_method
 from equipoise.models import TREES
@@ -28,7 +29,6 @@ from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
 from equipoise.tasks.supervised import ExamplesTask
-from equipoise.training.objectives import Objective
 from equipoise.utils.errors import UsageError
 
 CANDIDATES = ("linear", "mlp", TREES)
@@ -37,10 +37,6 @@ TREES_METHOD = "fedtrees"
 NETWORK_METHOD = "autopilot"
 """Method of networks if the run asks for one that grows trees."""
 
-NUM_ERRORS = 1.0
-"""Standard errors by which a simpler model may be behind the best one."""
-
-Floats = NDArray[np.float64]
 RunTrial = Callable[[ExperimentConfig], Floats]
 """From the settings of a candidate to the losses of the validation rows; empty without rows."""
 
@@ -62,25 +58,6 @@ def with_model(settings: ExperimentConfig, model: str) -> ExperimentConfig:
     rounds = method.num_rounds(settings.run.rounds, settings.task_config)
     changed = replace(settings.run, model=model, method=method.name, rounds=rounds)
     return replace(settings, run=changed, method=method)
-
-
-def simplest_within_error(losses: Mapping[str, Floats]) -> str:
-    """Return the first model that is not clearly worse than the best one.
-
-    Args:
-        losses: Losses of the same rows `[rows]` by model, the simplest model first.
-
-    Returns:
-        The first model whose mean loss is above the lowest one by at most one standard error of the
-        differences of single rows.
-    """
-    best = min(losses, key=lambda model: float(losses[model].mean()))
-    for model, own in losses.items():
-        differences = own - losses[best]
-        error = float(differences.std()) / math.sqrt(len(differences))
-        if float(differences.mean()) <= NUM_ERRORS * error:
-            return model
-    return best
 
 
 def choose_model(
@@ -141,19 +118,3 @@ def _validation_losses(trial: ExperimentConfig, resources: ResourceConfig | None
         tensors = RunFolder(path).outputs("val").read_tensors()
     rows = RowOutputs.from_tensors(tensors, task.info.client_names)
     return row_losses(rows, task.objective, PERSONAL)
-
-
-def row_losses(rows: RowOutputs, objective: Objective, model: str) -> Floats:
-    """Return the loss of each row `[n]` under a model; of survival, risk sets are those of sites.
-
-    Args:
-        rows: What models say about rows.
-        objective: The loss.
-        model: Kind of model.
-    """
-    losses = np.zeros(len(rows.y))
-    for site in np.unique(rows.site):
-        own = torch.from_numpy(rows.site == site)
-        outputs = rows.outputs[model][own].double()
-        losses[own.numpy()] = objective.losses(outputs[None], rows.y[own][None])[0].numpy()
-    return losses

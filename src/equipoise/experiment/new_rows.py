@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.table import Table
 from equipoise.data.time_series import WindowTransform
 from equipoise.experiment.decision import Entry, Evidence, judge
@@ -45,6 +44,7 @@ from equipoise.experiment.row_outputs import (
 from equipoise.experiment.site_models import SiteModels, find_site, horizon_column, load_models
 from equipoise.experiment.site_rows import (
     LabelledRows,
+    RowSelection,
     SiteRows,
     column_texts,
     encoded_targets,
@@ -52,7 +52,6 @@ from equipoise.experiment.site_rows import (
     labelled_mask,
     read_rows,
     select_labelled,
-    site_column,
     split_by_site,
 )
 from equipoise.records.client_table import csv_text
@@ -93,9 +92,7 @@ class Evaluation:
 
 def evaluate_rows(
     models: SiteModels,
-    rows: object,
-    client: int | None = None,
-    client_column: str = "",
+    selection: RowSelection,
     metric: str = "",
     *,
     cross_site: bool = False,
@@ -107,10 +104,7 @@ def evaluate_rows(
 
     Args:
         models: The models.
-        rows: A table with the columns of training and the target.
-        client: The site of all rows; None if a column says it.
-        client_column: Column that names the site of each row. Empty for that of training, if the
-            rows have it.
+        selection: Rows with the columns of training and the target.
         metric: Main metric; empty for that of the run.
         cross_site: Whether to score the model of every site on the rows of every site.
         by: Columns by whose groups the rows are scored.
@@ -123,9 +117,7 @@ def evaluate_rows(
     Raises:
         UsageError: If rows do not fit, have no target, or belong to no known site.
     """
-    table = table_from_values(rows, "the table of rows", client_column or models.client_column)
-    group_columns = tuple(grouping.column for grouping in by)
-    labelled = select_labelled(models, table, client, client_column, group_columns)
+    labelled = select_labelled(models, selection, tuple(grouping.column for grouping in by))
     known = labelled.table
     sites = labelled.sites
     dropped = labelled.dropped
@@ -176,7 +168,7 @@ def evaluate_rows(
         times = outputs.y.double().numpy()
         scored, curves = horizon_scores(times, probabilities, horizon)
         details = replace(details, horizon=scored, calibration=curves)
-    return Evaluation(decision, metrics, len(table) - len(known), details)
+    return Evaluation(decision, metrics, labelled.num_unlabelled, details)
 
 
 def _probabilities(
@@ -344,28 +336,27 @@ class Predictions:
         outputs: Outputs ``[n, outputs]`` of the networks.
         sites: Rows of each site.
         models: Kind of model that each site uses, by its name.
+        client_column: Column that named the sites; empty without one.
     """
 
     columns: Mapping[str, NDArray[Any]]
     outputs: Tensor
     sites: Sequence[SiteRows]
     models: Mapping[str, str]
+    client_column: str
 
 
 def predict_rows(
-    models: SiteModels,
-    table: Table,
-    client: int | None = None,
-    client_column: str = "",
-    horizon: float | None = None,
+    models: SiteModels, selection: RowSelection, horizon: float | None = None
 ) -> Predictions:
     """Predict rows, each by the model of its site.
 
+    Without a site the global model predicts. The column of training names the sites by itself only
+    where the user chose models site by site.
+
     Args:
         models: The models.
-        table: Rows with the inputs of training.
-        client: The site of all rows; None for the global model, unless a column says it.
-        client_column: Column that names the site of each row; empty without one.
+        selection: Rows with the inputs of training.
         horizon: Of survival, also predict the probability of the event by this time.
 
     Returns:
@@ -374,12 +365,16 @@ def predict_rows(
     Raises:
         UsageError: If the rows do not fit, or a site has no model.
     """
-    sites = split_by_site(models, table, client, client_column)
+    table = selection.table(models)
+    column = selection.client_column
+    if models.is_by_site:
+        column = selection.site_column(models, table)
+    sites = split_by_site(models, table, selection.client, column)
     outputs = torch.zeros(len(table), models.target.outputs)
     used: dict[str, str] = {}
     probability = np.zeros(len(table))
     for one in sites:
-        own = feature_columns(models, table.take(one.rows), client_column)
+        own = feature_columns(models, table.take(one.rows), column)
         used[one.name] = models.model_of(one.client)
         outputs[torch.from_numpy(one.rows)] = models.outputs(used[one.name], one.client, own)
         if horizon is not None:
@@ -388,7 +383,7 @@ def predict_rows(
     columns = objective_of(models.target).prediction_columns(outputs)
     if horizon is not None:
         columns[horizon_column(horizon)] = probability
-    return Predictions(columns, outputs, sites, used)
+    return Predictions(columns, outputs, sites, used, column)
 
 
 def predict_file(
@@ -422,8 +417,6 @@ def predict_file(
     """
     if out.exists() and not overwrite:
         raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")
-    if client and client_column:
-        raise UsageError("--client and --client-column exclude each other: leave one out")
     if not rows.is_file():
         raise UsageError(f"there is no file '{rows}'")
     models = load_models(path)
@@ -440,18 +433,16 @@ def predict_file(
             f"'{models.path}' is no run on tables: "
             "predict from Python, by equipoise.open(...).predict"
         )
-    column = client_column
-    table = read_rows(rows, column or models.client_column)
-    if models.is_by_site:
-        column = site_column(models, table, number, client_column)
+    selection = RowSelection.of(models, rows, number, client_column)
+    table = selection.table(models)
     inputs = feature_columns(models, table, id_column)
-    predictions = predict_rows(models, inputs, number, column, horizon)
+    predictions = predict_rows(models, replace(selection, rows=inputs), horizon)
     head: dict[str, Any] = {}
     if id_column:
         head[id_column] = column_texts(read_rows(rows, id_column), id_column)
     head["row"] = table.row_numbers
-    if column:
-        head[column] = _site_names(predictions, len(table))
+    if predictions.client_column:
+        head[predictions.client_column] = _site_names(predictions, len(table))
     _write_csv(out, {**head, **predictions.columns})
     lines = [f"{out}: {len(table)} predictions, {_used_models(models, predictions)}"]
     return lines + _score_predictions(models, table, predictions)

@@ -139,25 +139,18 @@ def card_text(
         license: Licence; empty if none is stated.
         has_global: Whether the folder has a global model.
     """
-    target = card.target
-    classes = f", one of {', '.join(target.classes)}" if target.name and target.classes else ""
-    inputs = f"{len(card.inputs)} inputs of a table" if card.inputs else "arrays"
-    if card.inputs:
-        inputs += f", prepared from raw columns by `{PREPARATION}`"
+    named = "; the others did not agree to be named" if card.clients else ", which are not named"
     models = ["one global model"] if has_global else []
     if card.clients:
         models.append(f"personal models of {', '.join(card.clients)}")
-    privacy = "none: training was not differentially private"
-    if summary.privacy:
-        privacy = describe_spent(summary.privacy)
-    named = "; the others did not agree to be named" if card.clients else ", which are not named"
+    tags = ["federated-learning", "equipoise"]
+    if card.inputs:
+        tags.append("tabular")
     lines = [
         "---",
         f"license: {license or 'unknown'}",
         f"library_name: {LIBRARY}",
-        "tags: [federated-learning, equipoise, tabular]"
-        if card.inputs
-        else "tags: [federated-learning, equipoise]",
+        f"tags: [{', '.join(tags)}]",
         "---",
         "",
         f"# {card.method} on {card.task.removeprefix(f'{PYTHON_OBJECT}:')}",
@@ -166,11 +159,7 @@ def card_text(
         f"clients{named}.",
         f"This folder has {' and '.join(models)}.",
         "",
-        f"- Predicts: {target.kind}{f' of `{target.name}`' if target.name else ''}{classes}.",
-        f"- Takes: {inputs}, shape {list(card.shape)}.",
-        f"- Method: `{card.method}`, {summary.rounds} rounds, seed {card.seed}.",
-        f"- Privacy spent: {privacy}.",
-        f"- Licence: {license or 'not stated; ask the owners before you use it'}.",
+        *_fact_lines(card, summary, license),
         "",
         "## Scores",
         "",
@@ -190,6 +179,29 @@ def card_text(
         "",
     ]
     return "\n".join(lines)
+
+
+def _fact_lines(card: Card, summary: Summary, license: str) -> list[str]:
+    """Write what the model predicts from what, how it was trained, privacy and licence."""
+    target = card.target
+    predicts = f"{target.kind} of `{target.name}`" if target.name else target.kind
+    if target.name and target.classes:
+        predicts += f", one of {', '.join(target.classes)}"
+    inputs = "arrays"
+    if card.inputs:
+        inputs = (
+            f"{len(card.inputs)} inputs of a table, prepared from raw columns by `{PREPARATION}`"
+        )
+    privacy = "none: training was not differentially private"
+    if summary.privacy:
+        privacy = describe_spent(summary.privacy)
+    return [
+        f"- Predicts: {predicts}.",
+        f"- Takes: {inputs}, shape {list(card.shape)}.",
+        f"- Method: `{card.method}`, {summary.rounds} rounds, seed {card.seed}.",
+        f"- Privacy spent: {privacy}.",
+        f"- Licence: {license or 'not stated; ask the owners before you use it'}.",
+    ]
 
 
 def _score_lines(

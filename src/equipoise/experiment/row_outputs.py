@@ -38,6 +38,8 @@ MIN_REPLICATES = 100
 MAX_RESAMPLED_ROWS = 2**23  # rows of all replicates; bounds time and memory
 MAX_OUTPUTS_AT_ONCE = 2**22
 CONFIDENCE_LEVEL = 0.95
+NUM_ERRORS = 1.0
+"""Standard errors by which a simpler model may be behind the best one."""
 Floats = NDArray[np.float64]
 
 
@@ -377,3 +379,87 @@ def only_class(rows: RowOutputs, target: Target, model: str) -> str:
     known = outputs[torch.isfinite(outputs).all(1)]
     predicted = torch.unique(known.argmax(1))
     return target.classes[int(predicted[0])] if len(predicted) == 1 else ""
+
+
+# ------------------------------------------------------------------ choice by losses
+
+
+def simplest_within_error(losses: Mapping[str, Floats]) -> str:
+    """Return the first model that is not clearly worse than the best one.
+
+    Losses of rows are far steadier than a score such as the AUC at sites with few rows, and their
+    differences have a standard error. Of models that the rows do not tell apart, the best one is so
+    by chance: as in the pruning of trees (Breiman et al., 1984) and in glmnet, the simplest is
+    taken.
+
+    Args:
+        losses: Losses of the same rows `[rows]` by model, the simplest model first.
+
+    Returns:
+        The first model whose mean loss is above the lowest one by at most one standard error of the
+        differences of single rows.
+    """
+    best = min(losses, key=lambda model: float(losses[model].mean()))
+    return next(model for model, own in losses.items() if not is_clearly_lower(losses[best], own))
+
+
+def is_clearly_lower(losses: Floats, others: Floats) -> bool:
+    """Tell whether losses are lower than others of the same rows by more than one standard error.
+
+    The standard error is that of the mean difference of single rows.
+    """
+    differences = others - losses
+    error = float(differences.std()) / math.sqrt(len(differences))
+    return float(differences.mean()) > NUM_ERRORS * error
+
+
+def row_losses(rows: RowOutputs, objective: Objective, model: str) -> Floats:
+    """Return the loss of each row `[n]` under a model; of survival, risk sets are those of sites.
+
+    Args:
+        rows: What models say about rows.
+        objective: The loss.
+        model: Kind of model.
+    """
+    losses = np.zeros(len(rows.y))
+    for site in np.unique(rows.site):
+        own = torch.from_numpy(rows.site == site)
+        outputs = rows.outputs[model][own].double()
+        losses[own.numpy()] = objective.losses(outputs[None], rows.y[own][None])[0].numpy()
+    return losses
+
+
+def mean_losses(
+    repeats: Sequence[RowOutputs], target: Target, models: Sequence[str]
+) -> dict[str, Floats]:
+    """Return the losses of rows under models, means over repeats that hold the same row.
+
+    Args:
+        repeats: Outputs of the models, one for each seed.
+        target: What is predicted.
+        models: The models, in the order of the result.
+
+    Returns:
+        Losses ``[rows]`` by model, of the rows where all these models have one. Models without any
+        are left out; the result is empty without rows.
+    """
+    objective = objective_of(target)
+    known = [model for model in models if all(model in one.outputs for one in repeats)]
+    if not repeats or not known:
+        return {}
+    table = np.concatenate(
+        [np.stack([row_losses(one, objective, model) for model in known]) for one in repeats],
+        axis=1,
+    )
+    has_any = np.isfinite(table).any(1)
+    table = table[has_any]
+    pairs = np.concatenate([np.stack([one.site, one.row]) for one in repeats], axis=1)
+    is_known = np.isfinite(table).all(0)
+    _, unit = np.unique(pairs[:, is_known], axis=1, return_inverse=True)
+    unit = unit.reshape(-1)
+    if not len(unit):
+        return {}
+    counts = np.bincount(unit)
+    found = [np.bincount(unit, weights=losses[is_known]) / counts for losses in table]
+    names = [model for model, has in zip(known, has_any, strict=True) if has]
+    return dict(zip(names, found, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,25 +119,17 @@ def run(
     folder = RunFolder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.has_config() and resume:
-        if settings.privacy.needs_noise:  # it was chosen when the run began
-            noise = float(folder.read_config()["dp_noise"])
-            settings = replace(settings, privacy=replace(settings.privacy, dp_noise=noise))
-        if settings_like(settings, folder.read_config()).to_dict != settings.to_dict:
-            raise UsageError(
-                f"'{out}' holds a run with other options: "
-                f"use 'equipoise resume {out}' or another --out"
-            )
         return resume_run(
             folder.path,
             on_round_end,
             make_executor,
-            settings,
+            _settings_of_same_run(settings, folder),
             on_message,
             resources,
             on_checkpoint,
         )
     task = build_task(settings)
-    needs_noise = settings.privacy.needs_noise
+    noise_is_chosen = settings.privacy.needs_noise
     settings = settings.with_chosen_noise(
         task.info.num_clients, is_simulation=make_executor is None
     )
@@ -148,16 +140,38 @@ def run(
         io.make_folder(folder.checkpoints)
         folder.begin(settings.to_dict, input_texts(folder, settings, task))
         folder.remove_leftovers()
-        _send_warnings(settings, task, on_message)
-        if needs_noise and on_message is not None:
-            on_message(
-                f"dp_noise is {settings.privacy.dp_noise:g}: with it {settings.run.rounds} rounds "
-                f"stay within max_epsilon {settings.privacy.max_epsilon:g} (client-level)"
-            )
-        with _start(
-            settings, task, folder, make_executor, resources or ResourceConfig(), on_message
-        ) as session:
+        _send(_warnings(settings, task), on_message)
+        if noise_is_chosen:
+            _send([_chosen_noise_note(settings)], on_message)
+        with _open_session(settings, task, folder, make_executor, resources, on_message) as session:
             return session.run(on_round_end, on_checkpoint)
+
+
+def _settings_of_same_run(settings: ExperimentConfig, folder: RunFolder) -> ExperimentConfig:
+    """Return settings with the noise that was chosen when the run in the folder began.
+
+    Raises:
+        UsageError: If the folder holds a run with other options.
+    """
+    config = folder.read_config()
+    if settings.privacy.needs_noise:
+        noise = float(config["dp_noise"])
+        settings = replace(settings, privacy=replace(settings.privacy, dp_noise=noise))
+    if settings_like(settings, config).to_dict != settings.to_dict:
+        raise UsageError(
+            f"'{folder.path}' holds a run with other options: "
+            f"use 'equipoise resume {folder.path}' or another --out"
+        )
+    return settings
+
+
+def _chosen_noise_note(settings: ExperimentConfig) -> str:
+    """Say which noise was chosen, and for what."""
+    privacy = settings.privacy
+    return (
+        f"dp_noise is {privacy.dp_noise:g}: with it {settings.run.rounds} rounds "
+        f"stay within max_epsilon {privacy.max_epsilon:g} (client-level)"
+    )
 
 
 def resume_run(
@@ -197,25 +211,24 @@ def resume_run(
     with io.locked(folder.path):
         folder.remove_leftovers()
         io.make_folder(folder.checkpoints)
-        _send_warnings(settings, task, on_message)
-        with _start(
-            settings, task, folder, make_executor, resources or ResourceConfig(), on_message
-        ) as session:
+        _send(_warnings(settings, task), on_message)
+        with _open_session(settings, task, folder, make_executor, resources, on_message) as session:
             if folder.checkpoint.exists():
                 session.restore()
             return session.run(on_round_end, on_checkpoint)
 
 
 @contextlib.contextmanager
-def _start(
+def _open_session(
     settings: ExperimentConfig,
     task: ExperimentTask,
     folder: RunFolder,
     make_executor: MakeExecutor | None,
-    resources: ResourceConfig,
+    resources: ResourceConfig | None,
     on_message: OnMessage | None,
 ) -> Iterator[RunSession]:
     """Open a session with its worker processes: forked, or started by ``torchrun``."""
+    resources = resources or ResourceConfig()
     if make_executor is not None:
         yield RunSession(
             settings, task, folder, ExecutorPlan("stacked", settings.run.threads), make_executor
@@ -230,8 +243,8 @@ def _start(
     if not resources.processes and num_launched == 1:
         count, note = num_processes(settings, task, plan)
         resources = replace(resources, processes=count)
-        if on_message is not None and note:
-            on_message(note)
+        if note:
+            _send([note], on_message)
     work_folder = folder.checkpoints
     if max(resources.processes, num_launched) == 1:
         budget = memory_budget(resources, work_folder)
@@ -337,15 +350,18 @@ def _check_compatibility(settings: ExperimentConfig, task: ExperimentTask) -> No
     )
 
 
-def _send_warnings(
-    settings: ExperimentConfig, task: ExperimentTask, on_message: OnMessage | None
-) -> None:
-    """Pass the warnings of the task and of the method to the callback."""
+def _warnings(settings: ExperimentConfig, task: ExperimentTask) -> Iterator[str]:
+    """Yield the warnings of the task and of the method."""
+    yield from task.warnings()
+    yield from settings.method.warnings(task, settings.run.rounds)
+
+
+def _send(notes: Iterable[str], on_message: OnMessage | None) -> None:
+    """Pass notes to the callback, if there is one."""
     if on_message is None:
         return
-    of_method = settings.method.warnings(task, settings.run.rounds)
-    for warning in (*task.warnings(), *of_method):
-        on_message(warning)
+    for note in notes:
+        on_message(note)
 
 
 def _check_method_options(settings: ExperimentConfig, task: ExperimentTask) -> None:
@@ -413,7 +429,6 @@ class RunSession:
             multiprocess: Executor of several processes, if the simulation has several.
             memory_budget: Limit for client state in RAM; the rest spills to disk.
         """
-        run = settings.run
         self.settings = settings
         self.task = task
         self.folder = folder
@@ -421,38 +436,57 @@ class RunSession:
         self.is_simulation = make_executor is None
         if not self.is_simulation:
             _check_deployable(settings)
-        config = RoundLoopConfig(
-            run.rounds,
-            run.seed,
-            run.participation,
-            plan.executor,
-            run.eval_every,
-            run.save_personal,
-        )
         self.make_executor = make_executor or plan.make
-        make = make_executor or with_attack(self.make_executor, run.attack)
-        make = (lambda *_: multiprocess) if multiprocess else make
         self.accountant = self._accountant()
-        self.on_checkpoint: OnCheckpoint | None = None
-        self.simulation = FederatedSimulation(
-            settings.wrapped_method,
-            task,
-            settings.training,
-            config,
-            make,
-            self.accountant,
-            settings.timing if self.is_simulation else None,
-            memory_budget,
-            settings.client_selection,
-        )
+        self.simulation = self._make_simulation(make_executor, multiprocess, memory_budget)
         self.min_replies = self.simulation.executor.min_replies
+        """Replies that the deployment demands; a privacy limit may demand more in a round."""
         self.checkpoint = Checkpoint(folder, self.simulation)
+        self.on_checkpoint: OnCheckpoint | None = None
         self.start_time = time.monotonic()
         self.last_save = self.start_time
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
         """Best validation score and its round."""
         self.best_params: Params = {}
+        """Global model of that round."""
+
+    def _make_simulation(
+        self,
+        make_executor: MakeExecutor | None,
+        multiprocess: MultiProcessExecutor | None,
+        memory_budget: MemoryBudget | None,
+    ) -> FederatedSimulation:
+        """Return the simulation before its first round; the arguments are those of the session."""
+        settings = self.settings
+        run = settings.run
+        config = RoundLoopConfig(
+            run.rounds,
+            run.seed,
+            run.participation,
+            self.plan.executor,
+            run.eval_every,
+            run.save_personal,
+        )
+        return FederatedSimulation(
+            settings.wrapped_method,
+            self.task,
+            settings.training,
+            config,
+            self._executor_factory(make_executor, multiprocess),
+            self.accountant,
+            settings.timing if self.is_simulation else None,
+            memory_budget,
+            settings.client_selection,
+        )
+
+    def _executor_factory(
+        self, make_executor: MakeExecutor | None, multiprocess: MultiProcessExecutor | None
+    ) -> MakeExecutor:
+        """Return what makes the executor of the rounds; attackers exist in simulations only."""
+        if multiprocess is not None:
+            return lambda *_: multiprocess
+        return make_executor or with_attack(self.make_executor, self.settings.run.attack)
 
     def _accountant(self) -> GaussianAccountant | None:
         """Return the accountant of a private run.

@@ -12,12 +12,68 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.federated_dataset import Ints
-from equipoise.data.tabular.io import read_table
+from equipoise.data.tabular.io import read_table, table_from_values
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.tabular.table import Table
 from equipoise.experiment.row_outputs import PERSONAL
-from equipoise.experiment.site_models import SiteModels
+from equipoise.experiment.site_models import SiteModels, find_site
 from equipoise.utils.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """New rows, and what says which site each of them belongs to.
+
+    Attributes:
+        rows: A table with the columns of training.
+        client: The site of all rows; None if a column says it, or if they belong to no site.
+        client_column: Column that names the site of each row. Empty for that of training, if the
+            rows have it.
+    """
+
+    rows: object
+    client: int | None = None
+    client_column: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a site of all rows beside a column of sites.
+
+        Raises:
+            UsageError: If both are given.
+        """
+        if self.client is not None and self.client_column:
+            raise UsageError("--client and --client-column exclude each other: leave one out")
+
+    @staticmethod
+    def of(
+        models: SiteModels, rows: object, client: int | str | None, client_column: str
+    ) -> RowSelection:
+        """Select rows as users name them.
+
+        Args:
+            models: The models.
+            rows: A table, or the path of its file.
+            client: The site of all rows, by name or number; None for no site.
+            client_column: Column that names the site of each row; may be empty.
+
+        Raises:
+            UsageError: If there is no such file or site, or the two contradict each other.
+        """
+        number = find_site(models, client) if isinstance(client, str) else client
+        if isinstance(rows, Path):
+            rows = read_rows(rows, client_column or models.client_column)
+        return RowSelection(rows, number, client_column)
+
+    def table(self, models: SiteModels) -> Table:
+        """Return the rows as a table."""
+        column = self.client_column or models.client_column
+        return table_from_values(self.rows, "the table of rows", column)
+
+    def site_column(self, models: SiteModels, table: Table) -> str:
+        """Return the column of sites: the given one, else that of training if the rows have it."""
+        if self.client_column or self.client is not None or models.owner is not None:
+            return self.client_column
+        return models.client_column if models.client_column in table.columns else ""
 
 
 @dataclass(frozen=True)
@@ -92,13 +148,6 @@ def read_rows(path: Path, client_column: str) -> Table:
     return table
 
 
-def site_column(models: SiteModels, table: Table, client: int | None, given: str) -> str:
-    """Return the column of sites: the given one, else that of training if the rows have it."""
-    if given or client is not None or models.owner is not None:
-        return given
-    return models.client_column if models.client_column in table.columns else ""
-
-
 def feature_columns(models: SiteModels, table: Table, *others: str) -> Table:
     """Remove columns that are no inputs: sites and ids."""
     preprocessor = models.members[0].predictor.preprocessor
@@ -143,6 +192,7 @@ class LabelledRows:
         targets: Targets ``[n]`` or ``[n, 2]``.
         client_column: Column that names the sites; empty without one.
         dropped: Columns that are no inputs.
+        num_unlabelled: Rows without a target, which were left out.
     """
 
     models: SiteModels
@@ -151,6 +201,7 @@ class LabelledRows:
     targets: Tensor
     client_column: str
     dropped: tuple[str, ...]
+    num_unlabelled: int
 
     def inputs_of(self, site: SiteRows) -> Table:
         """Return the rows of a site with the columns of its model."""
@@ -164,20 +215,13 @@ def refuse_other_data(models: SiteModels) -> None:
 
 
 def select_labelled(
-    models: SiteModels,
-    table: Table,
-    client: int | None,
-    client_column: str,
-    dropped: tuple[str, ...] = (),
+    models: SiteModels, selection: RowSelection, dropped: tuple[str, ...] = ()
 ) -> LabelledRows:
     """Select the rows that have a target, and find the site of each.
 
     Args:
         models: The models.
-        table: All rows.
-        client: The site of all rows; None if a column says it.
-        client_column: Column that names the site of each row. Empty for that of training, if the
-            rows have it.
+        selection: All rows.
         dropped: Further columns that are no inputs.
 
     Raises:
@@ -185,7 +229,8 @@ def select_labelled(
             sites.
     """
     refuse_other_data(models)
-    column = site_column(models, table, client, client_column)
+    table = selection.table(models)
+    column = selection.site_column(models, table)
     labelled = labelled_mask(models, table)
     if labelled is None or not labelled.any():
         raise UsageError(
@@ -193,11 +238,16 @@ def select_labelled(
             "see 'equipoise predict'"
         )
     known = table.take(np.flatnonzero(labelled))
-    if client is not None:
-        _refuse_other_sites(models, known, client)
-    sites = split_by_site(models, known, client, column)
+    if selection.client is not None:
+        _refuse_other_sites(models, known, selection.client)
     return LabelledRows(
-        models, known, sites, encoded_targets(models, known), column, (column, *dropped)
+        models=models,
+        table=known,
+        sites=split_by_site(models, known, selection.client, column),
+        targets=encoded_targets(models, known),
+        client_column=column,
+        dropped=(column, *dropped),
+        num_unlabelled=len(table) - len(known),
     )
 
 

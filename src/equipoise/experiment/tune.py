@@ -71,14 +71,8 @@ def tune(
     ranges = search_space(find_method(method), base, given)
     io.make_folder(out)
     with io.locked(out):
-        _check_same_search(
-            out,
-            {
-                "method": method,
-                "given": {k: to_config_value(v) for k, v in given.items()},
-                "ranges": ranges,
-            },
-        )
+        fixed = {name: to_config_value(value) for name, value in given.items()}
+        _check_same_search(out, {"method": method, "given": fixed, "ranges": ranges})
         study = _study(optuna, out, method, {name: base.to_dict[name] for name in ranges})
         while (done := sum(trial.state.is_finished() for trial in study.trials)) < trials:
             # One sampler per trial: a resumed search tries what it would have tried.
@@ -87,10 +81,8 @@ def tune(
             tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
             flat = {**base.to_dict, **tried}
             score = _score(flat, out / f"trial-{done:03d}", resources, is_first=not done)
-            if score is None:
-                study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            else:
-                study.tell(trial, score)
+            failed = optuna.trial.TrialState.FAIL if score is None else None
+            study.tell(trial, score, state=failed)
             if on_trial_end:
                 on_trial_end(method, done + 1, score, tried)
         if not any(trial.value is not None for trial in study.trials):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from equipoise.config.schema import to_config_value
 from equipoise.flower import config
+from equipoise.tasks.remote_tables import RemoteTablesConfig
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
@@ -51,12 +52,14 @@ def write_app(folder: Path, given: Mapping[str, object]) -> None:
         given: Options of the run and of the deployment that differ from the defaults.
 
     Raises:
-        UsageError: If the folder exists, or an option is wrong.
+        UsageError: If the folder exists, an option is wrong, or the server's folder is on this
+            machine and lacks a table.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"'{folder}' exists already: choose another folder")
     given = {"out": str((folder / "run").resolve()), **given}
-    config.read_app_config(given)
+    settings, _ = config.read_app_config(given)
+    _check_server_folder(settings.task_config)
     io.make_folder(folder / "app")
     table = "\n".join(
         f"{_key(name)} = {json.dumps(to_config_value(value))}" for name, value in given.items()
@@ -68,6 +71,14 @@ def write_app(folder: Path, given: Mapping[str, object]) -> None:
         text = f"from equipoise.flower import {side}_app\n\napp = {side}_app.app\n"
         io.write_text(folder / "app" / f"{side}.py", text)
     io.write_text(folder / "pyproject.toml", PYPROJECT.format(name=name, table=table))
+
+
+def _check_server_folder(task_config: object) -> None:
+    """Check the server's tables, unless the app is written on another machine than the server."""
+    if not isinstance(task_config, RemoteTablesConfig):
+        return
+    if task_config.data and Path(task_config.data).expanduser().is_dir():
+        task_config.check_server_folder()
 
 
 def _key(name: str) -> str:

@@ -288,42 +288,21 @@ class SecureAggregationRound:
         num_words = sum(value.numel() for value in _leaves(like))
         needed = max(threshold(len(ids)), MIN_CLIENTS, self.min_replies)
 
-        def read_encrypted(client: int, tree: State, metadata: Metadata) -> dict[int, bytes]:
-            encrypted = _parse_bytes(metadata, "encrypted_shares")
-            if encrypted.keys() != set(ids) - {client}:
-                raise InvalidMessage("its shares are not for all others")
-            return encrypted
-
-        def read_words(client: int, tree: State, metadata: Metadata) -> Words:
-            codec.check_like(tree, {WORDS: torch.empty(num_words, dtype=torch.int64)})
-            return np.asarray(tree[WORDS].numpy().view(np.uint64))
-
-        def read_shares(client: int, tree: State, metadata: Metadata) -> dict[int, bytes]:
-            return _parse_bytes(metadata, "shares")
-
         # Phase 2: clients share their secrets, encrypted for each other.
-        keys = {
-            str(client): [own.encryption.hex(), own.masking.hex()]
-            for client, own in published.items()
-        }
-        encrypted = self._ask("share", {client: {"keys": keys} for client in ids}, read_encrypted)
+        encrypted = self._share_secrets(published)
         joined = self._enough(encrypted, ids, needed)
 
         # Phase 3: every client gets the shares for it, and sends its masked input.
-        shares_by_client: dict[int, Metadata] = {
-            to: {
-                "encrypted_shares": {str(by): encrypted[by][to].hex() for by in joined if by != to}
-            }
-            for to in joined
-        }
-        masked = self._ask("mask", shares_by_client, read_words, 8 * num_words)
+        masked = self._collect_masked(encrypted, joined, num_words)
         replied = self._enough(masked, joined, needed)
 
         # Phase 4: clients reveal the shares that unmask the sum.
         if self.journal is not None and replied:
             self.journal.record_sum(len(replied))
         shares = self._ask(
-            "reveal", {client: {"replied": replied} for client in replied}, read_shares
+            "reveal",
+            {client: {"replied": replied} for client in replied},
+            lambda client, tree, metadata: _parse_bytes(metadata, "shares"),
         )
         if not replied:
             return None, []
@@ -337,6 +316,54 @@ class SecureAggregationRound:
         for client in replied:  # a client in the sum is not absent, even if it revealed nothing
             self.absent.pop(client, None)
         return from_words(words, like), replied
+
+    def _share_secrets(self, published: Mapping[int, PublicKeys]) -> dict[int, dict[int, bytes]]:
+        """Send all public keys to all clients.
+
+        Args:
+            published: Public keys by client.
+
+        Returns:
+            By client that answered: its shares, encrypted for each of the others.
+        """
+        keys = {
+            str(client): [own.encryption.hex(), own.masking.hex()]
+            for client, own in published.items()
+        }
+
+        def read(client: int, tree: State, metadata: Metadata) -> dict[int, bytes]:
+            encrypted = _parse_bytes(metadata, "encrypted_shares")
+            if encrypted.keys() != published.keys() - {client}:
+                raise InvalidMessage("its shares are not for all others")
+            return encrypted
+
+        return self._ask("share", {client: {"keys": keys} for client in sorted(published)}, read)
+
+    def _collect_masked(
+        self, encrypted: Mapping[int, Mapping[int, bytes]], joined: list[int], num_words: int
+    ) -> dict[int, Words]:
+        """Send every client the shares that the others made for it.
+
+        Args:
+            encrypted: By client: its shares, encrypted for each of the others.
+            joined: The clients that take part in this phase.
+            num_words: Numbers in a client's input.
+
+        Returns:
+            The masked inputs `[num_words]` by client that answered.
+        """
+        shares_by_client: dict[int, Metadata] = {
+            to: {
+                "encrypted_shares": {str(by): encrypted[by][to].hex() for by in joined if by != to}
+            }
+            for to in joined
+        }
+
+        def read(client: int, tree: State, metadata: Metadata) -> Words:
+            codec.check_like(tree, {WORDS: torch.empty(num_words, dtype=torch.int64)})
+            return np.asarray(tree[WORDS].numpy().view(np.uint64))
+
+        return self._ask("mask", shares_by_client, read, 8 * num_words)
 
     def _enough(self, arrived: Mapping[int, object], asked: list[int], needed: int) -> list[int]:
         """Return the clients of the next phase: those that answered, or nobody if too few."""

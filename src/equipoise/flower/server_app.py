@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from equipoise.flower.progress import ProgressLog, describe_clients, describe_ro
 from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.flower.request_journal import RequestJournal
 from equipoise.flower.table_agreement import (
+    PreprocessingAgreement,
     agree_on_preprocessing,
     load_agreement,
     raw_table_config,
@@ -32,6 +33,9 @@ from equipoise.flower.wire import GridWire
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import RunFolder
+from equipoise.records.summary import Summary
+from equipoise.settings.experiment_config import ExperimentConfig
+from equipoise.tasks.remote_tables import RemoteTablesConfig
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
@@ -56,88 +60,140 @@ def serve(grid: Grid, table: Mapping[str, Any]) -> None:
     """
     log_to_screen()
     settings, deployment = config.read_app_config(table)
-    out = Path(deployment.out)
-    bound = read_node_register(Path(deployment.nodes)) if deployment.nodes else None
-    # Next to the run's folder, so that a new run does not overwrite it.
-    audit = AuditLog(out.with_name(f"{out.name}-audit.jsonl"))
-    is_resumed = RunFolder(out).has_config()
+    if isinstance(settings.task_config, RemoteTablesConfig):
+        settings.task_config.check_server_folder()  # before anybody waits for clients
+    deployed = DeployedRun(grid, settings, deployment)
+    deployed.agree_on_preprocessing()
+    summary = deployed.run()
+    if deployed.executor is not None:  # else the run was finished before
+        deployed.conclude(deployed.executor)
+    LOG.info("finished after %d rounds; everything is in %s", summary.rounds, deployed.folder.path)
 
-    @cache
-    def wire(clients: int) -> GridWire:
-        return GridWire(grid, clients, deployment.min_replies, deployment.wait, bound, audit)
 
-    progress = ProgressLog(out)
-    executors: list[RemoteExecutor] = []
-    agreed = None
-    if raw := raw_table_config(settings):
-        if is_resumed:
-            agreed = load_agreement(RunFolder(out))
-        else:
-            agreed = agree_on_preprocessing(
-                raw, settings.privacy, wire(raw.clients), deployment.time_limit
+class DeployedRun:
+    """A run whose clients are behind Flower's grid: its connection, logs and executor."""
+
+    def __init__(
+        self, grid: Grid, settings: ExperimentConfig, deployment: config.DeploymentConfig
+    ) -> None:
+        """Open the logs of a run.
+
+        Args:
+            grid: Flower's grid.
+            settings: Options of the run.
+            deployment: Options of the deployment.
+        """
+        self.grid = grid
+        self.settings = settings
+        self.deployment = deployment
+        self.folder = RunFolder(Path(deployment.out))
+        self.is_resumed = self.folder.has_config()
+        out = self.folder.path
+        # Next to the run's folder, so that a new run does not overwrite it.
+        self.audit = AuditLog(out.with_name(f"{out.name}-audit.jsonl"))
+        self.progress = ProgressLog(out)
+        self.agreed: PreprocessingAgreement | None = None
+        """What the clients' tables agreed on before round 1, if each client has its own tables."""
+        self.executor: RemoteExecutor | None = None
+        """Executor of the rounds, once they begin."""
+        self._bound = read_node_register(Path(deployment.nodes)) if deployment.nodes else None
+        self._wire: GridWire | None = None
+
+    def wire(self, clients: int) -> GridWire:
+        """Return the connection to the clients, opened at the first call."""
+        if self._wire is None:
+            deployment = self.deployment
+            self._wire = GridWire(
+                self.grid,
+                clients,
+                deployment.min_replies,
+                deployment.wait,
+                self._bound,
+                self.audit,
             )
-        settings = agreed.settings(settings)
+        return self._wire
 
-    def say(line: str) -> None:
-        progress.append(line)
+    def agree_on_preprocessing(self) -> None:
+        """Let the clients' tables agree on columns and statistics, if they have their own."""
+        raw = raw_table_config(self.settings)
+        if not raw:
+            return
+        if self.is_resumed:
+            self.agreed = load_agreement(self.folder)
+        else:
+            self.agreed = agree_on_preprocessing(
+                raw, self.settings.privacy, self.wire(raw.clients), self.deployment.time_limit
+            )
+        self.settings = self.agreed.settings(self.settings)
+
+    def run(self) -> Summary:
+        """Run all rounds; return the summary."""
+        io.make_folder(self.folder.path, private=True)
+        return runner.run(
+            self.settings,
+            self.folder.path,
+            resume=self.is_resumed,
+            on_round_end=self.on_round_end,
+            make_executor=self.make_executor,
+            on_message=self.say,
+        )
+
+    def say(self, line: str) -> None:
+        """Write a line to the progress log and to the screen."""
+        self.progress.append(line)
         LOG.info("%s", line)
 
     def make_executor(
-        method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
+        self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> RemoteExecutor:
+        """Make the executor that sends requests over the grid."""
         make: Callable[..., RemoteExecutor] = RemoteExecutor
-        if settings.timing.carries_stale_updates:
-            make = partial(AsyncRemoteExecutor, timing=settings.timing)
-        executor = make(
+        if self.settings.timing.carries_stale_updates:
+            make = partial(AsyncRemoteExecutor, timing=self.settings.timing)
+        agreed = self.agreed
+        self.executor = make(
             method,
             task,
             training,
             seed,
             rounds,
-            wire=wire(task.info.num_clients),
-            run=_run_id(out, agreed.upload_bytes if agreed else 0),
-            time_limit=deployment.time_limit,
-            min_replies=deployment.min_replies,
+            wire=self.wire(task.info.num_clients),
+            run=_run_id(self.folder, agreed.upload_bytes if agreed else 0),
+            time_limit=self.deployment.time_limit,
+            min_replies=self.deployment.min_replies,
             preparation=agreed.preprocessor.to_json() if agreed else "",
-            journal=RequestJournal(RunFolder(out).requests),
-            verdict=deployment.verdict,
+            journal=RequestJournal(self.folder.requests),
+            verdict=self.deployment.verdict,
         )
-        executors.append(executor)
-        return executor
+        return self.executor
 
-    def on_round_end(record: RoundRecord) -> None:
-        executor = executors[-1]
-        line = describe_round(
-            record, settings.run.rounds, wire(executor.task.info.num_clients).names, executor.note
-        )
-        say(line)
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Log a round.
+
+        Raises:
+            TooFewReplies: If the round was skipped and the options ask to stop then.
+        """
+        executor = self.executor
+        assert executor is not None
+        names = self.wire(executor.task.info.num_clients).names
+        self.say(describe_round(record, self.settings.run.rounds, names, executor.note))
         if record.privacy:
-            say(f"round {record.round}: {describe_spent(record.privacy)}")
-        audit.record("round", round=record.round, **outcome(record))
-        if record.skipped and deployment.below == "stop":
+            self.say(f"round {record.round}: {describe_spent(record.privacy)}")
+        self.audit.record("round", round=record.round, **outcome(record))
+        if record.skipped and self.deployment.below == "stop":
             raise TooFewReplies(record.skipped)
 
-    io.make_folder(out, private=True)
-    summary = runner.run(
-        settings,
-        out,
-        resume=is_resumed,
-        on_round_end=on_round_end,
-        make_executor=make_executor,
-        on_message=say,
-    )
-    if executors:  # else the run was finished before
-        info = executors[-1].task.info
-        connection = wire(info.num_clients)
-        for line in describe_clients(RunFolder(out), info.metric, connection.names):
-            say(line)
-        run_id = executors[-1].run_id
-        limit = deployment.time_limit
-        for line in offer_model(connection, RunFolder(out), run_id, info.metric, limit):
-            say(line)
-        folder = f"<state-dir>/{run_id}/client-<number>"
-        say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")
-    LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
+    def conclude(self, executor: RemoteExecutor) -> None:
+        """Describe the clients' results and offer the model to guests."""
+        info = executor.task.info
+        wire = self.wire(info.num_clients)
+        for line in describe_clients(self.folder, info.metric, wire.names):
+            self.say(line)
+        limit = self.deployment.time_limit
+        for line in offer_model(wire, self.folder, executor.run_id, info.metric, limit):
+            self.say(line)
+        folder = f"<state-dir>/{executor.run_id}/client-<number>"
+        self.say(f"each client's own model is on its machine: equipoise predict {folder} new.csv")
 
 
 def outcome(record: RoundRecord) -> dict[str, object]:
@@ -158,14 +214,14 @@ def outcome(record: RoundRecord) -> dict[str, object]:
     }
 
 
-def _run_id(out: Path, statistics_bytes: int) -> str:
+def _run_id(folder: RunFolder, statistics_bytes: int) -> str:
     """Return the name under which clients keep their state; it stays when the run is resumed.
 
     Args:
-        out: Folder of the run.
+        folder: Folder of the run.
         statistics_bytes: Bytes that clients sent before round 1, which a resumed run counts too.
     """
-    file = RunFolder(out).flower
+    file = folder.flower
     if not file.exists():
         metadata = {"run": secrets.token_hex(8), "statistics_bytes": statistics_bytes}
         file.write(json.dumps(metadata))

@@ -107,6 +107,16 @@ def find_method(name: str | type[Method]) -> type[Method]:
     return known[name]
 
 
+def usual_method(model: object) -> str:
+    """Return the method of a run that names none.
+
+    Args:
+        model: The model of the run. Trees cannot be averaged and have a method of their own.
+    """
+    trees = find_method("fedtrees")
+    return trees.name if model == trees.model else "fedavg"
+
+
 def recorded_name(method: type[Method]) -> str:
     """Return the name of a method in a run's config.
 

@@ -20,6 +20,16 @@ class ComposedMethod(DelegatingMethod):
     base: str = option("fedavg", "method that takes all other decisions")
     base_options: str = option("", "options of that method, as 'name=value name=value'")
 
+    @property
+    def given_base(self) -> str:
+        """Name of the base method."""
+        return self.base
+
+    @property
+    def given_base_options(self) -> str:
+        """Options with which the base is built."""
+        return self.base_options
+
     @cached_property
     def inner(self) -> Method:
         """Build the base method with its options.
@@ -27,15 +37,15 @@ class ComposedMethod(DelegatingMethod):
         Raises:
             UsageError: If the base or one of its options is unknown or invalid.
         """
-        method = find_method(self.base)
+        method = find_method(self.given_base)
         known: dict[str, Field[Any]] = {item.name: item for item in fields(method)}
         values = {}
-        for text in self.base_options.split():
+        for text in self.given_base_options.split():
             name, _, value = text.partition("=")
             name = name.replace("-", "_")
             if name not in known:
                 raise UsageError(
-                    f"unknown option '{name}' of '{self.base}' in base_options"
+                    f"unknown option '{name}' of '{self.given_base}' in base_options"
                     f"{did_you_mean(name, known)}"
                 )
             constraint = constraint_of(known[name])
@@ -61,7 +71,7 @@ class ComposedMethod(DelegatingMethod):
         """Refuse a base that decides how clients train, since the subclass does."""
         if "configure_training" in self.inner.overridden_hooks:
             raise UsageError(
-                f"{self.name} cannot be combined with '{self.base}': both would decide how "
+                f"{self.name} cannot be combined with '{self.given_base}': both would decide how "
                 "clients train; choose another --base"
             )
         self.inner.check(task, training)
@@ -74,11 +84,11 @@ class ComposedMethod(DelegatingMethod):
         """
         if not self.inner.has_global(task):
             raise UsageError(
-                f"{self.name} weighs whole models, but '{self.base}' keeps a part of them at the "
-                "clients: choose a --base that shares all, or --controls alpha,eta"
+                f"{self.name} weighs whole models, but '{self.given_base}' keeps a part of them "
+                "at the clients: choose a --base that shares all, or --controls alpha,eta"
             )
         if "aggregation_weights" in self.inner.overridden_hooks:
             raise UsageError(
-                f"{self.name} would choose the weights of the mean, but '{self.base}' is only "
-                "sound under its own: choose another --base, or --controls alpha,eta"
+                f"{self.name} would choose the weights of the mean, but '{self.given_base}' is "
+                "only sound under its own: choose another --base, or --controls alpha,eta"
             )

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -63,8 +63,7 @@ CORRECTION_LEAK = 0.9  # a sum that does not leak was found to drift
 MAX_REPORT_RATIO = 10.0  # reports are clipped at this many times what nearly all clients report
 MAX_COORDINATE_FACTOR = 100.0  # by which a coordinate's step is amplified
 RMS_FLOOR_SHARE = 0.1  # of a layer's RMS is added to each q: rounding errors are not amplified
-TINY = 1e-12
-AVERAGED = ("loss", "val", "trials")  # measurements of which the server takes weighted means
+TINY = 1e-12  # losses and squared gradients below count as this
 
 
 # --- schedules over the rounds --------------------------------------------------------------------
@@ -101,17 +100,46 @@ def amplification_decay(round: int, rounds: int) -> float:
 # --- the controller of the learning rate ----------------------------------------------------------
 
 
-def init_controller() -> State:
-    """Return the controller's state before the first round, in float64."""
+class ControllerState(TypedDict):
+    """What the server keeps to choose the learning rate. Scalars `[]` in float64."""
+
+    lr: Tensor
+    """eta; 0 if not chosen yet."""
+    first_loss: Tensor
+    """f(1), the cohort's mean training loss of the initial model."""
+    loss_scale: Tensor
+    """Factor of the rate, see :func:`loss_scale`."""
+    log_lr_correction: Tensor
+    """z."""
+    val: Tensor
+    """The last and the lowest mean validation loss `[2]`; infinite before the first round."""
+    amplification: Tensor
+    """c; 0 without validation data."""
+
+
+class CohortMeans(NamedTuple):
+    """Means of a round's measurements over the clients, weighted by data size."""
+
+    loss: Tensor
+    """f(t), the training loss of the received model."""
+    val: Tensor
+    """Its validation loss."""
+    trials: Tensor
+    """Losses after training at the three rates on trial `[3]`; zeros after the first round."""
+    second_half_sign: Tensor | None
+    """h, see :func:`next_log_lr_correction`; None without validation data."""
+
+
+def init_controller() -> ControllerState:
+    """Return the controller's state before the first round."""
     zero = torch.zeros((), dtype=torch.float64)
     return {
-        "lr": zero,  # eta; 0: not chosen yet
-        "first_loss": zero,  # f(1), the cohort's mean training loss in the first round
-        "loss_scale": zero + 1,  # see :func:`loss_scale`
-        "log_lr_correction": zero,  # z
-        # The last and the lowest mean validation loss; infinite before the first round.
+        "lr": zero,
+        "first_loss": zero,
+        "loss_scale": zero + 1,
+        "log_lr_correction": zero,
         "val": torch.full((2,), torch.inf, dtype=torch.float64),
-        "amplification": zero,  # c; 0: without validation data
+        "amplification": zero,
     }
 
 
@@ -125,33 +153,24 @@ def clip_outliers(reports: Tensor) -> Tensor:
     return reports.clamp(max=MAX_REPORT_RATIO * trimmed_max(reports))
 
 
-def cohort_means(measurements: Params, num_examples: Tensor) -> Params:
-    """Return means over the cohort, weighted by data size.
+def cohort_means(measurements: Params, num_examples: Tensor) -> CohortMeans:
+    """Return means over the cohort; losses are clipped, signs are not.
 
     Args:
         measurements: The clients' measurements, `[K]` or `[K, 3]`.
         num_examples: Data sizes `[K]`.
-
-    Returns:
-        Means of clipped `loss`, `val` and `trials`; of `second_half_sign`, if there is one, as it
-        is.
     """
 
-    def mean(reports: Tensor) -> Tensor:
-        return (num_examples @ clip_outliers(reports) / num_examples.sum()).clamp(min=TINY)
+    def mean_loss(losses: Tensor) -> Tensor:
+        return (num_examples @ clip_outliers(losses) / num_examples.sum()).clamp(min=TINY)
 
-    means: Params = {}
-    for name, reports in measurements.items():
-        if name not in AVERAGED:
-            continue
-        if reports.dim() == 1:
-            means[name] = mean(reports)
-        else:
-            means[name] = torch.stack([mean(column) for column in reports.T])
-    if "second_half_sign" in measurements:
-        signs = measurements["second_half_sign"]
-        means["second_half_sign"] = num_examples @ signs / num_examples.sum()
-    return means
+    signs = measurements.get("second_half_sign")
+    return CohortMeans(
+        loss=mean_loss(measurements["loss"]),
+        val=mean_loss(measurements["val"]),
+        trials=torch.stack([mean_loss(losses) for losses in measurements["trials"].T]),
+        second_half_sign=None if signs is None else num_examples @ signs / num_examples.sum(),
+    )
 
 
 def polyak_lr(loss: Tensor, grad_sq_norm: Tensor) -> Tensor:
@@ -225,37 +244,36 @@ def significantly_higher(val: Tensor, earlier: Tensor, margin: Tensor) -> bool:
 
 
 def update_controller(
-    state: State, means: Params, noise: Tensor, rounds: int
-) -> tuple[State, bool]:
+    state: AutopilotState, val: Tensor, second_half_sign: Tensor, noise: Tensor, rounds: int
+) -> tuple[AutopilotState, bool]:
     """Update the correction, the amplification and the validation losses.
 
     The rate is also halved where validation loss is far above its minimum.
 
     Args:
         state: The server's state.
-        means: Cohort means with `val` and `second_half_sign`.
-        noise: Relative noise of the mean validation loss.
+        val: Mean validation loss of the received model.
+        second_half_sign: h, see :func:`next_log_lr_correction`.
+        noise: Relative noise of `val`.
         rounds: The number T of rounds.
 
     Returns:
         The new state, and whether validation loss fell enough to keep momentum.
     """
     last, lowest = state["val"]
-    val = means["val"]
-    z = next_log_lr_correction(
-        state["log_lr_correction"], means["second_half_sign"], log_rise(val, last)
-    )
+    z = next_log_lr_correction(state["log_lr_correction"], second_half_sign, log_rise(val, last))
     has_risen = significantly_higher(val, last, noise)
     if has_risen and significantly_higher(val, lowest, noise + HALVING_LOG_RISE):
         z = z - math.log(2)
     has_fallen = significantly_higher(last, val, noise + GROWTH_LOG_FALL)
-    new = {
+    keeps_momentum = not significantly_higher(val, last, noise - (MOMENTUM_HORIZON / rounds) ** 2)
+    new_state: AutopilotState = {
+        **state,
         "val": torch.stack([val, torch.minimum(lowest, val)]),
         "amplification": next_amplification(state["amplification"], has_fallen, has_risen),
         "log_lr_correction": z,
     }
-    keeps_momentum = not significantly_higher(val, last, noise - (MOMENTUM_HORIZON / rounds) ** 2)
-    return {**state, **new}, keeps_momentum
+    return new_state, keeps_momentum
 
 
 # --- the server's step ----------------------------------------------------------------------------
@@ -264,18 +282,36 @@ def update_controller(
 class StepConfig(NamedTuple):
     """Coefficients of one server step."""
 
-    momentum: float  # m
-    amplification: Tensor  # c
-    exponent: float  # of the amplification, see :func:`amplification_decay`
+    momentum: float
+    """m."""
+    amplification: Tensor
+    """c."""
+    exponent: float
+    """Exponent of the amplification, see :func:`amplification_decay`."""
 
 
-def init_momentum(params: Params) -> State:
+class MomentumState(TypedDict):
+    """What the server keeps for its step."""
+
+    momentum: Params
+    """v."""
+    mean_sq_change: Params
+    """q^2, the mean of D^2 over rounds."""
+    num_steps: Tensor
+    """Rounds in that mean `[]`."""
+
+
+class AutopilotState(ControllerState, MomentumState):
+    """The server's state."""
+
+
+def init_momentum(params: Params) -> MomentumState:
     """Return zero momentum and no history of changes."""
     zeros = {name: torch.zeros_like(w) for name, w in params.items()}
     return {
-        "momentum": zeros,  # v
-        "mean_sq_change": zeros,  # q^2, the mean of D^2 over rounds
-        "num_steps": torch.zeros((), dtype=torch.float64),  # rounds in that mean
+        "momentum": zeros,
+        "mean_sq_change": zeros,
+        "num_steps": torch.zeros((), dtype=torch.float64),
     }
 
 
@@ -288,8 +324,8 @@ def median_update_rms(w: Params, uploads: Params) -> Params:
 
 
 def amplified_momentum(
-    w: Params, change: Params, r: Params, step: StepConfig, state: State
-) -> tuple[Params, State]:
+    w: Params, change: Params, r: Params, step: StepConfig, state: MomentumState
+) -> tuple[Params, MomentumState]:
     """Return w + v max(1, c r / q)^exponent, with v <- m v + D, and the new state.
 
     Args:
@@ -310,13 +346,11 @@ def amplified_momentum(
         wanted = step.amplification.to(r[name]) * r[name]
         factors = amplification_factors(mean_sq_change[name], wanted, step.exponent)
         new[name] = w[name] + velocity[name] * factors
-    new_state = {
-        **state,
+    return new, {
         "momentum": velocity,
         "mean_sq_change": mean_sq_change,
         "num_steps": num_steps,
     }
-    return new, new_state
 
 
 def amplification_factors(mean_sq_change: Tensor, wanted: Tensor, exponent: float) -> Tensor:
@@ -343,15 +377,30 @@ training diverged is left out.
 """
 
 
-def init_measurements() -> State:
+class Measurements(TypedDict):
+    """A client's state: what it measured in this round. Scalars `[]` in float64."""
+
+    loss: Tensor
+    """Training loss of the received model."""
+    grad_sq_norm: Tensor
+    """|g|^2 of the received model on training data."""
+    val: Tensor
+    """Validation loss of the received model."""
+    val_loss_half: Tensor
+    """Validation loss after the first half of local training."""
+    trials: Tensor
+    """Losses after training at the three rates on trial `[3]`; zeros before a trial."""
+
+
+def init_measurements() -> Measurements:
     """Return a client's state before its first round."""
     zero = torch.zeros((), dtype=torch.float64)
     return {
-        "loss": zero,  # of the received model, on training data
-        "grad_sq_norm": zero,  # of the received model
-        "val": zero,  # of the received model, on validation data
-        "val_loss_half": zero,  # after the first half of training
-        "trials": torch.zeros(3, dtype=torch.float64),  # losses at the three rates on trial
+        "loss": zero,
+        "grad_sq_norm": zero,
+        "val": zero,
+        "val_loss_half": zero,
+        "trials": torch.zeros(3, dtype=torch.float64),
     }
 
 
@@ -408,8 +457,7 @@ def validation_measurements(client: Client, val_loss_half: Tensor) -> Params:
 class Autopilot(Method):
     """The method; its equations are at the top of this file.
 
-    The server's state is that of :func:`init_momentum` and :func:`init_controller`, a client's that
-    of :func:`init_measurements`.
+    The server's state is an `AutopilotState`, a client's are its `Measurements`.
     """
 
     name: ClassVar[str] = "autopilot"
@@ -435,7 +483,7 @@ class Autopilot(Method):
 
     def init_client(self, task: Task, params: Params) -> State:
         """Return empty measurements."""
-        return init_measurements()
+        return {**init_measurements()}
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """Train at the server's rate; in the first round at the best of three rates on trial."""
@@ -501,12 +549,11 @@ class Autopilot(Method):
         w = server.params
         mean = weighted_mean(updates.params, weights)
         change = {name: mean[name] - w[name] for name in w}
+        r = median_update_rms(w, updates.params)
         exponent = amplification_decay(server.round, server.num_rounds)
         step = StepConfig(m, state["amplification"], exponent)
-        new, state = amplified_momentum(
-            w, change, median_update_rms(w, updates.params), step, state
-        )
-        return server.with_client_batch_stats(new, mean), state
+        new, momentum_state = amplified_momentum(w, change, r, step, state)
+        return server.with_client_batch_stats(new, mean), {**state, **momentum_state}
 
     def should_stop(self, server: Server) -> str | None:
         """Stop when the next round's rate would be below a thousandth of the first one's."""
@@ -517,7 +564,9 @@ class Autopilot(Method):
             return "the learning rate is below a thousandth of the first: nothing moves any more"
         return super().should_stop(server)
 
-    def steer(self, server: Server, ids: Tensor, measurements: Params) -> tuple[State, float]:
+    def steer(
+        self, server: Server, ids: Tensor, measurements: Params
+    ) -> tuple[AutopilotState, float]:
         """Update the controller by a round's measurements.
 
         Args:
@@ -529,19 +578,21 @@ class Autopilot(Method):
             The new state, and this round's momentum.
         """
         means = cohort_means(measurements, server.task.num_examples(ids).double())
-        state = {**server.state}
+        state = cast(AutopilotState, dict(server.state))
         m = momentum(server.num_rounds)
-        if float(state["lr"]) == 0:
+        if float(state["lr"]) == 0:  # the first round: choose eta
             configured = torch.full_like(state["lr"], server.training.lr)
             rates = trial_lrs(configured, measurements["step"].median())
-            state["lr"] = select_lr(rates, means["trials"])
-            state["first_loss"] = means["loss"]
-        state["loss_scale"] = loss_scale(means["loss"], state["first_loss"])
-        server.logged |= {"rate": state["lr"], "validation_loss": means["val"]}
-        if "second_half_sign" not in means:
+            state["lr"] = select_lr(rates, means.trials)
+            state["first_loss"] = means.loss
+        state["loss_scale"] = loss_scale(means.loss, state["first_loss"])
+        server.logged |= {"rate": state["lr"], "validation_loss": means.val}
+        if means.second_half_sign is None:
             return state, m
         noise = sampling_noise(measurements["val"], server.task.info.num_clients)
-        state, keeps_momentum = update_controller(state, means, noise, server.num_rounds)
+        state, keeps_momentum = update_controller(
+            state, means.val, means.second_half_sign, noise, server.num_rounds
+        )
         server.logged["log_lr_correction"] = state["log_lr_correction"]
         server.logged["amplification"] = state["amplification"]
         return state, m if keeps_momentum else 0.0

@@ -16,6 +16,8 @@ from torch import Tensor
 from equipoise.core import (
     Capabilities,
     Client,
+    LinearLoss,
+    LinearStack,
     LocalHParams,
     Loss,
     Method,
@@ -85,7 +87,7 @@ class FedAla(Method):
         new_head = {name: received[name] for name in head_names}
         backbone = {name: value for name, value in received.items() if name not in head_names}
         plain_sgd = replace(client.training, momentum=0.0, weight_decay=0.0)
-        loss_of_A = _losses(require_supervised(self, client.task))
+        loss_of_A = LinearLoss(_losses(require_supervised(self, client.task)), _gradients)
         lr = torch.full_like(client.hparams.lr, self.ala_lr)
 
         A = client.state["A"]
@@ -141,3 +143,17 @@ def _losses(task: SupervisedTask) -> Loss:
         return task.losses({**aux["backbone"], **head}, x, y, {})
 
     return losses
+
+
+def _gradients(
+    models: LinearStack, stack: Params, x: Tensor, y: Tensor, aux: State, weight: Tensor | float
+) -> Params:
+    """Return the gradients of `_losses` for a stack of clients whose model is all head.
+
+    By the chain rule dL/dA = dL/dhead * (received - own).
+    """
+    own = aux["own_head"]
+    new = aux["new_head"]
+    logits = models.logits(_merge(own, new, stack), x)
+    by_head = models.gradients(logits, x, y, weight)
+    return {name: g * (new[name] - own[name]) for name, g in by_head.items()}

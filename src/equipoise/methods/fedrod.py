@@ -13,7 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.core import Capabilities, Client, Loss, Method, Params, State, Task, TrainingConfig
+from equipoise.core import (
+    Capabilities,
+    Client,
+    LinearLoss,
+    LinearStack,
+    Loss,
+    Method,
+    Params,
+    State,
+    Task,
+    TrainingConfig,
+)
 from equipoise.core.task import SupervisedTask, require_supervised
 from equipoise.methods.checks import require_linear_head
 from equipoise.utils.errors import UsageError
@@ -61,7 +72,7 @@ class FedRod(Method):
         dtype = next(iter(personal.values())).dtype
         trained = client.fit(
             {**client.start, **personal},
-            loss=_losses(require_supervised(self, client.task)),
+            loss=LinearLoss(_losses(require_supervised(self, client.task)), _gradients),
             aux={"log_counts": client.label_counts().to(dtype).log()},
         )
         shared = {name: trained[name] for name in client.start}
@@ -93,3 +104,16 @@ def _losses(task: SupervisedTask) -> Loss:
         return balanced + F.cross_entropy(generic.detach() + personal, y, reduction="none")
 
     return losses
+
+
+def _gradients(
+    models: LinearStack, stack: Params, x: Tensor, y: Tensor, aux: State, weight: Tensor | float
+) -> Params:
+    """Return the gradients of `_losses` for a stack of clients whose model is all head."""
+    generic = models.logits(stack, x)
+    both = generic + models.logits(stack, x, PERSONAL)
+    balanced = generic + aux["log_counts"].unsqueeze(1)
+    return {
+        **models.gradients(balanced, x, y, weight),
+        **models.gradients(both, x, y, weight, PERSONAL),
+    }

@@ -36,6 +36,7 @@ from equipoise.trees import binning, interface
 from equipoise.trees.arrays import Flags
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import (
+    COMMON_NAMES,
     LEVEL,
     NO_FEATURE,
     NO_NODE,
@@ -170,7 +171,8 @@ class FedTrees(Method):
         """Send counts of values, or sums of gradients of the open nodes."""
         aux = {"statistics": torch.ones_like(client.id), **client.message.broadcast}
         aux.pop(GROWING, None)
-        return ClientUpdate({}, client.fit(client.start, aux=aux)), client.state
+        common = {name: client.start[name] for name in COMMON_NAMES}
+        return ClientUpdate({}, client.fit(common, aux=aux)), client.state
 
     # --- server -----------------------------------------------------------------------------
 
@@ -249,8 +251,7 @@ class FedTrees(Method):
         }
         if "sums" in updates.extra:
             unit = sums_unit(max_sum(global_params["limits"]))
-            units = torch.tensor([unit, unit, 1.0], dtype=torch.float64)
-            totals["sums"] = _added(updates.extra["sums"]) * units
+            totals["sums"] = _added(updates.extra["sums"], unit)
         return totals
 
     def check_updates(
@@ -279,8 +280,8 @@ class FedTrees(Method):
         sums = extra["sums"].numpy()
         wrong, totals = impossible_sums(sums, offsets, limits)
         tree = int(sent["progress"][TREE])
-        trees = Trees.from_params({name: value[None] for name, value in sent.items()})
-        tables = tables_of(trees.iteration(tree), edges[None], offsets[None], num_categories)
+        grown = Trees.of_iteration(sent, tree)
+        tables = tables_of(grown, edges[None], offsets[None], num_categories)
         asked = asked_nodes(sent["asked"].numpy())
         history = memory.setdefault("sums", SumsHistory())
         about = (ids.numpy(), tree, asked, tables)
@@ -385,11 +386,12 @@ def _split(
     """Split the open nodes of the growing tree, which is replaced in `params`."""
     from equipoise.trees.growth import split_level
 
-    trees = Trees.from_params({name: value[None] for name, value in params.items()}).copy()
+    tree = int(params["progress"][TREE])
+    grown = Trees.of_iteration(params, tree).copy()
     edges = params["edges"].numpy()
     offsets = binning.cell_offsets(edges, task.num_categories)
-    grown = split_level(
-        trees.iteration(int(params["progress"][TREE])),
+    next_level = split_level(
+        grown,
         growth,
         sums.numpy()[None],
         edges[None],
@@ -398,17 +400,19 @@ def _split(
         may_split,
         task.tree_options,
     )
-    params |= {name: value[0] for name, value in trees.params().items()}
-    return grown
+    for name, value in grown.params().items():
+        params[name] = params[name].clone()
+        params[name][tree] = value[0]
+    return next_level
 
 
-def _added(sums: Tensor) -> Tensor:
-    """Add the sums of clients `[K, ...]`, exactly."""
+def _added(sums: Tensor, unit: float) -> Tensor:
+    """Add the sums of clients `[K, ..., 3]`, exactly, and convert them from units."""
     if len(sums) == 1:  # also one client of many, under torch.vmap
-        return sums[0].long()
+        return sums[0].long() * torch.tensor([unit, unit, 1.0], dtype=torch.float64)
     from equipoise.trees.histograms import add_clients
 
-    total = add_clients(sums.reshape(len(sums), -1).numpy())
+    total = add_clients(sums.reshape(len(sums), -1).numpy(), unit)
     return torch.from_numpy(total).reshape(sums.shape[1:])
 
 

@@ -12,10 +12,11 @@ from equipoise.utils.errors import UsageError
 
 @dataclass(frozen=True)
 class Joint(FedPolicy):
-    """FedPolicy decides what clients install; its base decides how they train and are weighed."""
+    """FedPolicy decides what clients install; its base how they train and how they are weighted."""
 
     name: ClassVar[str] = "joint"
     base: str = option("autopilot", "controller of training and aggregation: autopilot or page")
+    base_options: str = option("", "options of that method, as 'name=value name=value'")
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Check that the base decides how clients train.

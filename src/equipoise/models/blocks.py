@@ -31,6 +31,22 @@ def declare_blocks(module: nn.Module, blocks: Blocks) -> None:
     setattr(module, _BLOCKS_ATTRIBUTE, blocks)
 
 
+def require_sequences(shape: tuple[int, ...], model: str) -> None:
+    """Refuse samples that are no sequences of characters.
+
+    Args:
+        shape: Shape of a sample; of a sequence ``[T]``.
+        model: Name of the model, for the message.
+
+    Raises:
+        UsageError: If samples have another number of axes than one.
+    """
+    if len(shape) != 1:
+        raise UsageError(
+            f"model '{model}' takes sequences of characters, and samples have shape {list(shape)}"
+        )
+
+
 def with_head(module: nn.Module, head: str) -> nn.Module:
     """Declare one layer as block ``head`` and all others as ``backbone``.
 
@@ -148,7 +164,7 @@ def _parse_patterns(module: nn.Module, patterns: str) -> dict[str, tuple[str, ..
             if not any(fnmatchcase(name, pattern) for name in all_names):
                 raise UsageError(
                     f"pattern '{pattern}' of block '{block}' matches no parameter; the model has "
-                    f"{_listed(all_names)}"
+                    f"{_list_names(all_names)}"
                 )
         blocks[block] = tuple(
             name for name in all_names if any(fnmatchcase(name, p) for p in wanted.split(","))
@@ -176,11 +192,11 @@ def _check_each_once(module: nn.Module, blocks: Blocks) -> None:
     declared = [name for names in blocks.values() for name in names]
     problems = []
     if unknown := [name for name in declared if name not in all_names]:
-        problems.append(f"name parameters that it does not have ({_listed(unknown)})")
+        problems.append(f"name parameters that it does not have ({_list_names(unknown)})")
     if twice := [name for name in learned if declared.count(name) > 1]:
-        problems.append(f"overlap in {_listed(twice)}")
+        problems.append(f"overlap in {_list_names(twice)}")
     if missing := [name for name in learned if name not in declared]:
-        problems.append(f"leave out {_listed(missing)}")
+        problems.append(f"leave out {_list_names(missing)}")
     if problems:
         raise UsageError(
             f"the blocks of {type(module).__name__} {' and '.join(problems)}: every parameter that "
@@ -188,7 +204,7 @@ def _check_each_once(module: nn.Module, blocks: Blocks) -> None:
         )
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     """List the first names, and count the rest."""
     text = ", ".join(names[:_MAX_LISTED_NAMES])
     if len(names) > _MAX_LISTED_NAMES:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from equipoise.models.blocks import with_head
-from equipoise.utils.errors import UsageError
+from equipoise.models.blocks import require_sequences, with_head
 
 EMBEDDING_SIZE = 8
 HIDDEN_SIZE = 100
@@ -25,10 +24,7 @@ def lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         UsageError: If samples are no sequences.
     """
-    if len(shape) != 1:
-        raise UsageError(
-            f"model 'lstm' takes sequences of characters, and samples have shape {list(shape)}"
-        )
+    require_sequences(shape, "lstm")
     return with_head(_CharacterLstm(classes), "head")
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise.models.blocks import with_head
-from equipoise.utils.errors import UsageError
+from equipoise.models.blocks import require_sequences, with_head
 
 WIDTH = 64
 NUM_HEADS = 4
@@ -32,11 +31,7 @@ def transformer(shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         UsageError: If samples are no sequences.
     """
-    if len(shape) != 1:
-        raise UsageError(
-            f"model 'transformer' takes sequences of characters, and samples have shape "
-            f"{list(shape)}"
-        )
+    require_sequences(shape, "transformer")
     return with_head(CharacterTransformer(shape[0], classes), "head")
 
 

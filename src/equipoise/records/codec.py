@@ -111,20 +111,20 @@ def _decode(kind: Any, value: Any, name: str) -> Any:
             return None
         return _decode_any([one for one in inner if one is not NoneType], value, name)
     if is_dataclass(kind):
-        return _decode_record(kind, _checked(dict, value, name), name)
+        return _decode_record(kind, _require_type(dict, value, name), name)
     if kind is Scores:
         return Scores(_decode(dict[str, float | None], value or {}, name))
     if origin is dict:
         to_key, to_value = inner
-        parts = _checked(dict, value, name).items()
+        parts = _require_type(dict, value, name).items()
         return {
             to_key(key): _decode(to_value, part, f"{name}.{key}".lstrip(".")) for key, part in parts
         }
     if origin is list:
-        return [_decode(inner[0], part, name) for part in _checked(list, value, name)]
+        return [_decode(inner[0], part, name) for part in _require_type(list, value, name)]
     if kind is float and value is None:
         return math.nan
-    return _checked(kind, value, name)
+    return _require_type(kind, value, name)
 
 
 def _decode_any(kinds: list[Any], value: Any, name: str) -> Any:
@@ -169,7 +169,7 @@ def _names(kind: Any) -> Iterator[str]:
             yield from map(_key, fields(one))
 
 
-def _checked(kind: Any, value: Any, name: str) -> Any:
+def _require_type(kind: Any, value: Any, name: str) -> Any:
     fits = isinstance(value, int | float if kind is float else kind) and (
         kind is bool or not isinstance(value, bool)
     )

@@ -48,7 +48,7 @@ def best(records: Sequence[RoundRecord], name: str, metric: str, higher: bool) -
     return (max if higher else min)(values, default=None)
 
 
-def reached(
+def cost_to_reach(
     records: Sequence[RoundRecord], name: str, metric: str, higher: bool, target: float
 ) -> Spending | None:
     """Return the cost at which a score first reached a target.

@@ -95,7 +95,7 @@ class RunFolder(CheckedFolder):
         return self.file(f"{MODELS}/{name}.safetensors")
 
     def outputs(self, split: str) -> CheckedFile:
-        """What all kinds of models say about the clients' ``test`` or ``val`` rows."""
+        """Return the file of all models' outputs on the clients' ``test`` or ``val`` rows."""
         return self.model(f"outputs-{split}")
 
     @property

@@ -173,17 +173,18 @@ def suggested_command(description: Description, options: Mapping[str, str]) -> s
         options: Options that the user gave, by their names on the command line.
 
     Returns:
-        The command with the options that solve all problems; empty if some problem needs more.
+        The command with the options that solve all problems, and those that notes advise; empty if
+        some problem needs more.
     """
     if not all(problem.option for problem in description.problems):
         return ""
     merged = {name: value for name, value in options.items() if name not in ("method", "task")}
-    for problem in description.problems:
-        name, _, value = problem.option.removeprefix("--").partition(" ")
+    for finding in description.findings:
+        name, _, value = finding.option.removeprefix("--").partition(" ")
         if name == "ignore-columns" and merged.get(name):
             columns = [*merged[name].split(","), *value.split(",")]
             value = ",".join(dict.fromkeys(columns))
-        if name:
+        if name and (finding.is_problem or name not in merged):
             merged[name] = value
     words = [word for name, value in merged.items() for word in (f"--{name}", value)]
     return shlex.join(["equipoise", "compare", *words])

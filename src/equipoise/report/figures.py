@@ -151,20 +151,24 @@ def line(
             (low if low > 0 else min(seeds), high)
             for (low, high), seeds in zip(bands, values, strict=True)
         ]
-    band: Trace = {
+    return [{**_band(rounds, bands, color(index)), "legendgroup": name, **options}, mean_line]
+
+
+def _band(rounds: Sequence[int], bands: Sequence[tuple[float, float]], hex_color: str) -> Trace:
+    """Draw the area between the lower and the upper ends of intervals by round."""
+    lower = [low for low, _ in bands]
+    upper = [high for _, high in bands]
+    return {
         "type": "scatter",
         "mode": "lines",
         "line": {"width": 0},
         "hoverinfo": "skip",
         "showlegend": False,
         "x": [*rounds, *reversed(rounds)],
-        "y": to_json_numbers([*(low for low, _ in bands), *(high for _, high in reversed(bands))]),
+        "y": to_json_numbers([*lower, *reversed(upper)]),
         "fill": "toself",
-        "fillcolor": _transparent(color(index), 0.18),
-        "legendgroup": name,
-        **options,
+        "fillcolor": _transparent(hex_color, 0.18),
     }
-    return [band, mean_line]
 
 
 def _transparent(hex_color: str, opacity: float) -> str:

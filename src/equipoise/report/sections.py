@@ -47,7 +47,7 @@ class _PlotList:
         self.figures: dict[str, Figure] = {}
 
     def add(self, title: str, figure: Figure | None, caption: str = "") -> list[Plot]:
-        """Number a figure; empty if there is none."""
+        """Give a figure its number; empty if there is none."""
         if figure is None:
             return []
         plot = Plot(f"plot-{len(self.figures)}", title, caption)

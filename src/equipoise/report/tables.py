@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from equipoise.records.client_table import spreadsheet_cell
-from equipoise.records.cost_to_target import Spending, best, reached, target_of
+from equipoise.records.cost_to_target import Spending, best, cost_to_reach, target_of
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.scores import NOTHING, Scores
 from equipoise.records.summary import Summary
@@ -101,6 +101,11 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     Returns:
         Columns for all evaluations, convergence, steps, bytes and time.
     """
+    return [*_score_columns(summary), *_cost_columns(with_clock)]
+
+
+def _score_columns(summary: Summary) -> list[Column]:
+    """List the columns of all evaluations, in the unit of the main metric."""
     metric = summary.trained.metric or "acc"
     higher = higher_is_better(metric)
     is_percent = metric == "acc"
@@ -129,15 +134,6 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     def score_column(title: str, get: Callable[[Summary], Scores], name: str = "") -> Column:
         return value_column(title, lambda summary: get(summary).get(metric), name)
 
-    def cost_column(
-        title: str,
-        get: Callable[[Summary], float | None],
-        scale: float = 1.0,
-        digits: int = 2,
-        on_screen: bool = True,
-    ) -> Column:
-        return Column(title, get, scale, digits, on_screen, higher_is_better=False)
-
     columns = [
         score_column("global", lambda s: s.global_, "global"),
         score_column("personal", lambda s: s.personal, "personal"),
@@ -158,21 +154,36 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     ]
     for epochs in summary.newcomers.after if summary.newcomers else ():
         columns.append(score_column(f"new, k={epochs}", _newcomer_scores(epochs)))
-    columns += [
-        cost_column(
+    return columns
+
+
+def _cost_columns(with_clock: bool) -> list[Column]:
+    """List the columns of convergence, steps, bytes and time."""
+
+    def column(
+        title: str,
+        get: Callable[[Summary], float | None],
+        scale: float = 1.0,
+        digits: int = 2,
+        on_screen: bool = True,
+    ) -> Column:
+        return Column(title, get, scale, digits, on_screen, higher_is_better=False)
+
+    columns = [
+        column(
             "rounds to converge: global", lambda s: s.converged_round.global_, 1, 0, on_screen=False
         ),
-        cost_column("rounds to converge", lambda s: s.converged_round.personal, 1, 0),
-        cost_column("steps, thousands", lambda s: s.steps, 1e-3, 1),
-        cost_column("MB up", lambda s: s.bytes.up, 1e-6),
-        cost_column("MB down", lambda s: s.bytes.down, 1e-6),
+        column("rounds to converge", lambda s: s.converged_round.personal, 1, 0),
+        column("steps, thousands", lambda s: s.steps, 1e-3, 1),
+        column("MB up", lambda s: s.bytes.up, 1e-6),
+        column("MB down", lambda s: s.bytes.down, 1e-6),
     ]
     if with_clock:
         columns += [
-            cost_column("clock s", lambda s: s.clock, 1, 1, on_screen=False),
-            cost_column("kJ", lambda s: s.energy, 1e-3, 2, on_screen=False),
+            column("clock s", lambda s: s.clock, 1, 1, on_screen=False),
+            column("kJ", lambda s: s.energy, 1e-3, 2, on_screen=False),
         ]
-    columns.append(cost_column("seconds", lambda s: s.seconds, 1, 1, on_screen=False))
+    columns.append(column("seconds", lambda s: s.seconds, 1, 1, on_screen=False))
     return columns
 
 
@@ -425,7 +436,7 @@ def _target_table(
         cells = []
         for share in TARGET_SHARES:
             spendings = [
-                reached(records, score, metric, higher, target_of(best_score, share, higher))
+                cost_to_reach(records, score, metric, higher, target_of(best_score, share, higher))
                 for records, best_score in zip(seeds, known_scores, strict=False)
             ]
             cells += [_cost_cell(spendings, COSTS[name]) for name in costs]

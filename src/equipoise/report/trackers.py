@@ -330,7 +330,9 @@ class RunTrackers:
         config = self._folder.read_config()
         for name in self._names:
             self._last_written[name] = self._done if name in known_ids else 0
-            self._guarded(name, lambda name: self._open_tracker(name, config, known_ids.get(name)))
+            self._try_action(
+                name, lambda name: self._open_tracker(name, config, known_ids.get(name))
+            )
         if self._open:
             ids = {name: tracker.id for name, tracker in self._open.items()}
             file.write(json.dumps({**known_ids, **ids}))
@@ -354,9 +356,9 @@ class RunTrackers:
 
     def _for_each(self, action: Callable[[str, Tracker], None]) -> None:
         for name in list(self._open):
-            self._guarded(name, lambda name: action(name, self._open[name]))
+            self._try_action(name, lambda name: action(name, self._open[name]))
 
-    def _guarded(self, name: str, action: Callable[[str], None]) -> None:
+    def _try_action(self, name: str, action: Callable[[str], None]) -> None:
         """Run an action of a tracker. If it fails, say so once and leave the tracker out."""
         try:
             with warnings.catch_warnings():

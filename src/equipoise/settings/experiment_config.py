@@ -18,14 +18,14 @@ from equipoise.clock.devices import DevicePopulation
 from equipoise.config.schema import Schedule, from_config_value, to_config_value
 from equipoise.core import Method, Options, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
-from equipoise.methods import find_method, recorded_name
+from equipoise.methods import find_method, recorded_name, usual_method
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.privacy.planning import RoundPlan, check_one_round, choose_noise
-from equipoise.settings.option_registry import options, resolve_names
+from equipoise.settings.option_registry import OptionTable, options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse_attack as parse_attack
 from equipoise.tasks import AUTO_MODEL, TaskSpec, find_task
-from equipoise.utils.errors import UsageError, did_you_mean
+from equipoise.utils.errors import UsageError, did_you_mean, refuse_all
 from equipoise.wrappers.deadline import with_deadline_epochs
 from equipoise.wrappers.differential_privacy import with_differential_privacy
 from equipoise.wrappers.loss_reporting import with_loss_reporting
@@ -62,7 +62,7 @@ class ExperimentConfig:
         Raises:
             UsageError: If options are unknown or wrong; all are reported at once.
         """
-        given_method = given.get("method", "fedavg")
+        given_method = given.get("method", usual_method(given.get("model")))
         method = find_method(given_method)
         method_name = given_method if isinstance(given_method, str) else recorded_name(method)
         task = find_task(given.get("task", "synthetic"))
@@ -72,17 +72,7 @@ class ExperimentConfig:
             given_selection if isinstance(given_selection, str) else selection_name(selection)
         )
         names = {"method": method_name, "task": task.recorded_name, "selection": policy_name}
-        given = {**given, **names}
-        known = options(method, task)
-        errors: list[str] = []
-        values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
-        for key, value in resolve_names(known, given).items():
-            try:
-                values[known[key].owner][known[key].name] = from_config_value(
-                    key, value, known[key].kind
-                )
-            except UsageError as error:
-                errors.append(str(error))
+        values, errors = _values_by_owner({**given, **names}, options(method, task))
 
         def build(config: Callable[..., Config], owner: str) -> Config | None:
             """Build one config; collect its errors."""
@@ -103,28 +93,21 @@ class ExperimentConfig:
             lambda **changes: dataclasses.replace(usual_training, **changes), "training"
         )
         method_config = build(method, "method")
-        if (
-            run is None
-            or privacy is None
-            or timing is None
-            or training is None
-            or task_config is None
-            or method_config is None
-        ):
-            raise UsageError("; ".join(errors))
         if errors:
             raise UsageError("; ".join(errors))
-        run = _with_model_and_rounds(run, method_config, privacy, timing, task, task_config)
-        if privacy.is_enabled and selection is not Uniform:
-            raise UsageError(
-                f"selection {policy_name} is not offered with dp_clip: epsilon is counted for "
-                "cohorts drawn by chance alone"
-            )
-        if run.secure and selection.needs_client_loss:
-            raise UsageError(
-                f"selection {policy_name} is not offered with secure: the server reads the loss of "
-                "each client"
-            )
+        # Without an error `build` has returned every config.
+        assert run is not None
+        assert privacy is not None
+        assert timing is not None
+        assert training is not None
+        assert task_config is not None
+        assert method_config is not None
+        if run.patience < 0:
+            patience = 0 if privacy.has_noise else task.patience
+            run = dataclasses.replace(run, patience=patience)
+        _check_together(run, privacy, timing, selection)
+        with_robust_aggregation(method_config, run.robust)  # refuse what it does not offer
+        run = _with_model_and_rounds(run, method_config, task, task_config)
         if (
             privacy.has_noise
             and isinstance(task_config, ColumnConfig)
@@ -197,57 +180,97 @@ class ExperimentConfig:
         }
 
 
-def _with_model_and_rounds(
-    run: RunConfig,
-    method: Method,
-    privacy: PrivacyConfig,
-    timing: ClockConfig,
-    task: TaskSpec,
-    task_config: Options,
-) -> RunConfig:
-    """Check options of several configs against each other; fill in model and rounds."""
-    if timing.carries_stale_updates and (run.robust or run.secure or privacy.is_enabled):
-        raise UsageError(
-            f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on a "
-            "round's own replies"
-        )
-    if privacy.has_noise and not DevicePopulation(timing.device_classes, run.seed).always_available:
-        raise UsageError(
-            "dp_noise is not offered with devices that are away at times: epsilon is counted for "
-            "cohorts that are "
-            "drawn from everybody"
-        )
+def _values_by_owner(
+    given: Mapping[str, Any], known: OptionTable
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Sort values by the config that owns them.
+
+    Args:
+        given: Values by short or full name.
+        known: Options of run, method and task.
+
+    Returns:
+        For each of `OWNERS` its values by field, and one message per value of a wrong type.
+    """
+    values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
+    errors: list[str] = []
+    for key, value in resolve_names(known, given).items():
+        item = known[key]
+        try:
+            values[item.owner][item.name] = from_config_value(key, value, item.kind)
+        except UsageError as error:
+            errors.append(str(error))
+    return values, errors
+
+
+def _check_together(
+    run: RunConfig, privacy: PrivacyConfig, timing: ClockConfig, selection: type[SelectionPolicy]
+) -> None:
+    """Raise ``UsageError`` with all pairs of options that exclude each other."""
     if run.attack:
         parse_attack(run.attack)
-    if run.robust and privacy.has_noise:
-        raise UsageError(
-            "robust is not offered with dp_noise: it must see every upload of the round as it is"
-        )
-    with_robust_aggregation(method, run.robust)
-    if run.secure and run.robust:
-        raise UsageError(
-            "secure is not offered with robust: its server must see every upload by itself, and "
-            "sees their sum alone"
-        )
-    if run.secure and privacy.dp_quantile:
-        raise UsageError(
-            "secure is not offered with dp_quantile: whether a change was clipped would be told "
-            "beside the sum; "
-            "choose a fixed dp_clip"
-        )
-    if run.patience < 0:
-        patience = 0 if privacy.has_noise else task.patience
-        run = dataclasses.replace(run, patience=patience)
-    if run.patience and privacy.has_noise:
-        raise UsageError(
-            "patience is not offered with dp_noise: when to stop would be told by validation "
-            "scores without noise"
-        )
-    if privacy.is_enabled and isinstance(run.participation, Schedule):
-        raise UsageError(
-            "participation must be one number with dp_clip: epsilon is counted for cohorts of one "
-            "size"
-        )
+    needs_own_replies = bool(run.robust) or run.secure or privacy.is_enabled
+    is_scheduled = isinstance(run.participation, Schedule)
+    refuse_all(
+        [
+            (
+                timing.carries_stale_updates and needs_own_replies,
+                f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on "
+                "a round's own replies",
+            ),
+            (
+                privacy.has_noise
+                and not DevicePopulation(timing.device_classes, run.seed).always_available,
+                "dp_noise is not offered with devices that are away at times: epsilon is counted "
+                "for cohorts that are drawn from everybody",
+            ),
+            (
+                bool(run.robust) and privacy.has_noise,
+                "robust is not offered with dp_noise: it must see every upload of the round as it "
+                "is",
+            ),
+            (
+                run.secure and bool(run.robust),
+                "secure is not offered with robust: its server must see every upload by itself, "
+                "and sees their sum alone",
+            ),
+            (
+                run.secure and bool(privacy.dp_quantile),
+                "secure is not offered with dp_quantile: whether a change was clipped would be "
+                "told beside the sum; choose a fixed dp_clip",
+            ),
+            (
+                bool(run.patience) and privacy.has_noise,
+                "patience is not offered with dp_noise: when to stop would be told by validation "
+                "scores without noise",
+            ),
+            (
+                privacy.is_enabled and is_scheduled,
+                "participation must be one number with dp_clip: epsilon is counted for cohorts of "
+                "one size",
+            ),
+            (
+                privacy.is_enabled and selection is not Uniform,
+                f"selection {run.selection} is not offered with dp_clip: epsilon is counted for "
+                "cohorts drawn by chance alone",
+            ),
+            (
+                run.secure and selection.needs_client_loss,
+                f"selection {run.selection} is not offered with secure: the server reads the loss "
+                "of each client",
+            ),
+        ]
+    )
+
+
+def _with_model_and_rounds(
+    run: RunConfig, method: Method, task: TaskSpec, task_config: Options
+) -> RunConfig:
+    """Fill in the model and the number of rounds, which depend on method and task.
+
+    Raises:
+        UsageError: If the task does not offer the model.
+    """
     model = run.model
     if not model and task.models:
         model = method.model if method.model in task.models else task.models[0]

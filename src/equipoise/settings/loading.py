@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.core import Method
-from equipoise.methods import find_method, recorded_name
+from equipoise.methods import find_method, recorded_name, usual_method
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.utils.errors import PYTHON_OBJECT, UsageError
@@ -27,7 +27,7 @@ def settings_of(given: Mapping[str, Any]) -> ExperimentConfig:
         UsageError: If an option is unknown, wrong or given twice.
     """
     given = dict(given)
-    method = given.get("method", "fedavg")
+    method = given.get("method", usual_method(given.get("model")))
     if isinstance(method, Method):
         # Full names cannot be options of the task; an option that is also in given is refused.
         for item in dataclasses.fields(method):

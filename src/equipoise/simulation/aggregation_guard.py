@@ -6,23 +6,28 @@ A result that is not finite is never adopted, and replies that cause a failure a
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core import ClientResult, ClientUpdate, Method, Server
 from equipoise.core.method import weighted_mean
 from equipoise.core.report_validation import (
     MIN_COHORT,
-    MIN_CROWD,
+    Floats,
     InfluenceBounds,
-    has_clear_mean,
     influence_factors,
+    largest_weights,
     like_params,
+    may_oppose,
     opposition_factors,
+    reference_weights,
     scale_weights,
     shrink_factors,
     shrink_update,
@@ -73,7 +78,7 @@ class UpdateDiagnostics:
     Attributes:
         is_finite: Mask `[R]`: all numbers of update and client state are finite.
         norms: Norm `[R]` of each update.
-        extra_norms: Norm `[R]` of what is uploaded beside it in the shape of a model.
+        extra_norms: Norm `[R]` of what is uploaded beside it in the shape of a model, 0 without.
         violations: Reason by row of a reply whose reported numbers are out of range.
     """
 
@@ -102,9 +107,14 @@ class UpdateDiagnostics:
         """
         update = reply.update
         num_clients = len(leaves(reply)[0])
+        norms = update_norms(sent, update.params, num_clients)
+        # A norm is finite only if all numbers of the update are, and the model that was sent was
+        # checked when it was made: they need no second pass.
+        checked = {value.data_ptr() for tree in (update.params, sent) for value in tree.values()}
+        rest = rows_are_finite((update, reply.client_state), num_clients, checked)
         return cls(
-            rows_are_finite((update, reply.client_state), num_clients),
-            update_norms(sent, update.params, num_clients),
+            torch.isfinite(norms).logical_and_(rest),
+            norms,
             extra_norms(update, num_clients),
             {
                 **method.check_updates(sent, ids, update, memory),
@@ -236,6 +246,8 @@ class Aggregation:
         """Return factors for the accepted replies that bound the norms of what they upload."""
         facts = self.diagnostics
         by_norm = shrink_factors(facts.norms[accepted], self.bounds.norm_ratio)
+        if not bool(facts.extra_norms.any()):
+            return by_norm
         by_extra = shrink_factors(facts.extra_norms[accepted], self.bounds.influence_ratio)
         return torch.minimum(by_norm, by_extra)
 
@@ -307,43 +319,45 @@ class AcceptedReplies:
         return influence_factors(self.weights, sizes, influence_ratio)
 
     def bounds_opposition(self) -> bool:
-        """Return whether changes compare with their mean: many replies with one weight each."""
+        """Return whether changes compare with their mean: enough replies with one weight each.
+
+        A client whose blocks have different weights counts with the largest.
+        """
         bounds = self.aggregation.bounds
-        weights = self.weights
-        return (
-            bounds.weighs_norms
-            and bounds.crowd_ratio < torch.inf
-            and isinstance(weights, Tensor)
-            and weights.dim() == 1
-            and bool((weights >= 0).all() & (weights > 0).any())
-            and len(self.norms) >= MIN_CROWD
-            and bool((self.norms > 0).any())
-        )
+        if not bounds.weighs_norms or bounds.crowd_ratio == torch.inf:
+            return False
+        if len(self.norms) < MIN_COHORT or not bool((self.norms > 0).any()):
+            return False
+        by_name = self.weights.values() if isinstance(self.weights, dict) else (self.weights,)
+        if any(weights.dim() != 1 for weights in by_name):
+            return False
+        weights = largest_weights(self.weights)
+        return bool((weights >= 0).all() & (weights > 0).any())
 
     def opposition_limits(self) -> Tensor:
         """Return factors `[K]` that bound how far a client points against the mean of the others.
 
-        All are 1 near convergence, and for a method whose sums have no mean.
+        All are 1 for a method whose sums have no mean.
         """
-        assert isinstance(self.weights, Tensor)
         run = self.aggregation
+        norms = self.norms * self.factors
+        weights = reference_weights(largest_weights(self.weights), norms)
         by_sum = run.method.capabilities.aggregates_by_sum
         if by_sum:
-            mean = self.sum_updates(self.weights).get("mean")
+            mean = self.sum_updates(weights).get("mean")
         else:
-            mean = weighted_mean(self.updates.params, self.weights)
+            mean = weighted_mean(self.updates.params, weights)
         if mean is None:
             return torch.ones_like(self.factors)
-        change = mean_change(run.sent_params, mean, self.weights)
+        change = mean_change(run.sent_params, mean, weights)
         mean_norm = float(torch.stack([value.double().norm() for value in change.values()]).norm())
-        norms = self.norms * self.factors
-        if not has_clear_mean(norms, mean_norm):
+        shares = weights.double() / weights.double().sum()
+        if not may_oppose(shares, norms, mean_norm):
             return torch.ones_like(self.factors)
         if by_sum:
             dots = run.results.update_dots(run.sent_params, change, self.accepted) * self.factors
         else:
             dots = update_dots(run.sent_params, self.updates.params, change)
-        shares = self.weights.double() / self.weights.double().sum()
         return opposition_factors(shares, norms, dots, mean_norm)
 
 
@@ -355,9 +369,11 @@ def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
         ids: Clients `[K]`.
         factors: Factors `[K]` in (0, 1] of their weights or changes.
     """
-    rows = torch.nonzero(factors < 1).flatten()
-    for client, factor in zip(ids[rows].tolist(), factors[rows].tolist(), strict=True):
-        server.shrunk[client] = server.shrunk.get(client, 1.0) * factor
+    values = factors.numpy()
+    clients = ids.numpy()
+    for row in np.flatnonzero(values < 1).tolist():
+        client = int(clients[row])
+        server.shrunk[client] = server.shrunk.get(client, 1.0) * float(values[row])
 
 
 def aggregate_with_fault_isolation(
@@ -537,24 +553,28 @@ def norm_outliers(
     Returns:
         The reason by row of an outlier; empty for small cohorts.
     """
-    if int(accepted.sum()) < MIN_COHORT:
+    is_accepted = accepted.numpy()
+    if is_accepted.sum() < MIN_COHORT:
         return {}
-    ratios = _ratio_to_trimmed_max(norms, accepted)
-    ratios_per_step = _ratio_to_trimmed_max(norms / step_budgets, accepted)
-    is_outlier = accepted & (ratios > max_ratio) & (ratios_per_step > max_ratio)
+    ratios = _ratio_to_trimmed_max(norms.numpy(), is_accepted)
+    is_outlier = is_accepted & (ratios > max_ratio)
+    if not is_outlier.any():
+        return {}
+    ratios_per_step = _ratio_to_trimmed_max((norms / step_budgets).numpy(), is_accepted)
+    is_outlier &= ratios_per_step > max_ratio
     return {
-        row: f"its change is {float(ratios[row]):.3g} times as long as nearly all others'"
-        for row in torch.nonzero(is_outlier).flatten().tolist()
+        row: f"its change is {ratios[row]:.3g} times as long as nearly all others'"
+        for row in np.flatnonzero(is_outlier).tolist()
     }
 
 
-def _ratio_to_trimmed_max(values: Tensor, accepted: Tensor) -> Tensor:
+def _ratio_to_trimmed_max(values: Floats, accepted: NDArray[np.bool_]) -> Floats:
     """Return each value relative to the trimmed maximum of the accepted ones."""
     usual = trimmed_max(values[accepted])
-    return values / usual if usual > 0 else torch.zeros_like(values)
+    return values / usual if usual > 0 else np.zeros_like(values)
 
 
-def rows_are_finite(tree: object, clients: int) -> Tensor:
+def rows_are_finite(tree: object, clients: int, known: Iterable[int] = ()) -> Tensor:
     """Return for each client whether all of its numbers are finite.
 
     A sum is finite only if all of its terms are, so that one pass decides for nearly all tensors.
@@ -562,12 +582,13 @@ def rows_are_finite(tree: object, clients: int) -> Tensor:
     Args:
         tree: A tree of tensors `[K, ...]`.
         clients: The number K of clients.
+        known: Addresses of tensors that are checked elsewhere.
 
     Returns:
         A mask `[K]`.
     """
     is_finite = torch.ones(clients, dtype=torch.bool)
-    seen: set[int] = set()  # an uploaded tensor is often part of the client state, too
+    seen = set(known)  # an uploaded tensor is often part of the client state, too
     for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())

@@ -253,7 +253,7 @@ def _replace_rows(value: Tensor, lie: Tensor, lying: Tensor) -> Tensor:
 # --- lies in the model ----------------------------------------------------------------------------
 
 
-def _scaled(factor: float) -> ModelAttack:
+def _scale(factor: float) -> ModelAttack:
     """Multiply each change."""
     return lambda cohort: {name: factor * change for name, change in cohort.changes.items()}
 
@@ -336,8 +336,8 @@ def _sleeper(cohort: Cohort) -> Params:
 
 
 MODEL_ATTACKS: dict[str, ModelAttack] = {
-    "flip": _scaled(-ATTACK_SCALE),
-    "scaled": _scaled(ATTACK_SCALE),
+    "flip": _scale(-ATTACK_SCALE),
+    "scaled": _scale(ATTACK_SCALE),
     "noise": _noise,
     "constant": _constant(1.0),
     "huge": _constant(3e38),

@@ -17,44 +17,50 @@ from equipoise.core import ClientState, Method, Params, Scores, State, Task
 from equipoise.data.federated_dataset import Ints
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index, leaves, map_leaves, to_dict, tree_bytes
+from equipoise.utils.serialization import align_up
 
 SHARD_BYTES = 2**26  # bytes of a file: as many clients as fit
 MAX_RESERVED_BYTES = 2**32  # bytes that are reserved at once
-ALIGNMENT = 64
 FILL_ROWS = 1024  # rows that are blanked at once
 
 
 @dataclass
 class MemoryBudget:
-    """Where the rows of one process may lie."""
+    """Memory and folder for the client states of one process."""
 
     memory: int = 2**62
-    """Bytes of memory that are left; what does not fit goes to files."""
+    """Bytes of memory that are left; rows that do not fit are in files."""
     folder: Path | None = None
     """Folder of the temporary files; None for the system's default."""
 
 
 def missing_rows(value: Tensor, rows: int) -> Tensor:
-    """Rows of which nothing is known."""
+    """Return rows of missing values: NaN, or 0 for whole numbers."""
     return value.new_full((rows, *value.shape[1:]), torch.nan if value.is_floating_point() else 0)
 
 
 class ClientTable:
-    """A tree of stacks with a row for each of ``clients`` slots, none of them written yet."""
+    """A tree of stacks with one row per client, in memory up to a budget, then in files."""
 
-    def __init__(self, like: State, clients: int, room: MemoryBudget) -> None:
-        """``like``: a stack of any length."""
+    def __init__(self, like: State, clients: int, budget: MemoryBudget) -> None:
+        """Create a table without rows.
+
+        Args:
+            like: A stack of any length, with the names, shapes and types of the rows.
+            clients: Largest number of rows.
+            budget: Memory for all tables; what this one takes is subtracted.
+        """
         self._template: State = map_leaves(lambda value: value[:1].clone(), like)
         size = tree_bytes(like, stacked=True)
-        self.num_in_memory = clients if not size else min(clients, room.memory // size)
-        room.memory -= self.num_in_memory * size
+        self.num_in_memory = clients if not size else min(clients, budget.memory // size)
+        budget.memory -= self.num_in_memory * size
         # Memory that is not written yet costs nothing, but a system may refuse to reserve much.
         self._num_reserved = min(self.num_in_memory, max(1, MAX_RESERVED_BYTES // max(1, size)))
         self._memory: State = map_leaves(
             lambda value: value.new_empty((self._num_reserved, *value.shape[1:])), like
         )
         self._aliased = False  # whether others may hold the very tensors
-        self._files = _ShardFiles(like, room.folder) if self.num_in_memory < clients else None
+        self._files = _ShardFiles(like, budget.folder) if self.num_in_memory < clients else None
 
     def first(self, count: int) -> State:
         """Return the first rows: the tensors themselves if these are all, else a copy."""
@@ -64,7 +70,7 @@ class ClientTable:
         return self.take(torch.arange(count))
 
     def view(self, count: int) -> State:
-        """The first rows, to be read before anything else is written."""
+        """Return the first rows, valid until the next write."""
         return (
             index(self._memory, slice(count))
             if count <= self.num_in_memory
@@ -72,7 +78,7 @@ class ClientTable:
         )
 
     def take(self, slots: Tensor) -> State:
-        """A copy of some rows."""
+        """Return a copy of some rows."""
         if self._files is None:
             found: State = map_leaves(lambda value: value.index_select(0, slots), self._memory)
             return found
@@ -86,8 +92,8 @@ class ClientTable:
         self._files.read(slots[~here] - self.num_in_memory, (~here).nonzero().flatten(), found)
         return found
 
-    def put(self, slots: Tensor, rows: State) -> None:
-        """Write rows, which must be others' tensors no longer than until now."""
+    def write(self, slots: Tensor, rows: State) -> None:
+        """Copy rows into these slots; tensors that :meth:`first` returned stay as they are."""
         if self._aliased:
             self._memory = map_leaves(lambda value: value.clone(), self._memory)
             self._aliased = False
@@ -101,9 +107,9 @@ class ClientTable:
         self._files.write(slots[~here] - self.num_in_memory, index(rows, ~here))
 
     def replace(self, rows: State) -> bool:
-        """Take these tensors themselves for all rows, if they can be held in memory."""
+        """Take over these tensors as all rows without a copy; return False if rows are in files."""
         if self._files is not None or any(
-            len(value) != self.num_in_memory for value in leaves(rows)
+            value.shape[0] != self.num_in_memory for value in leaves(rows)
         ):
             return False
         self._memory = rows
@@ -112,10 +118,10 @@ class ClientTable:
         return True
 
     def fill_missing(self, first: int, last: int) -> None:
-        """Nothing is known of these rows."""
+        """Fill rows `first` to `last` with missing values."""
         like = index(self._memory, slice(1)) if self.num_in_memory else self._template
         for slots in torch.arange(first, last).split(FILL_ROWS):
-            self.put(
+            self.write(
                 slots, map_leaves(lambda value, here=slots: missing_rows(value, len(here)), like)
             )
 
@@ -128,23 +134,23 @@ class ClientTable:
             self._num_reserved += more
 
     def prefetch(self, slots: Tensor) -> None:
-        """These rows are needed soon."""
+        """Ask the system to read these rows into memory: they are needed soon."""
         if self._files is not None:
             self._files.prefetch(slots[slots >= self.num_in_memory] - self.num_in_memory)
 
 
 class _ShardFiles:
-    """Records of one client each, in files of the same number of records."""
+    """One record per client in memory-mapped files, each with the same number of records."""
 
     def __init__(self, like: State, folder: Path | None) -> None:
         self._folder = folder
         self._sizes = [value[0].nbytes for value in leaves(like)]
-        self._record = sum(_aligned(size) for size in self._sizes)
+        self._record = sum(align_up(size) for size in self._sizes)
         self._each = max(1, SHARD_BYTES // self._record)
         self._shards: dict[int, tuple[mmap.mmap, Tensor]] = {}
 
     def read(self, slots: Tensor, places: Tensor, into: State) -> None:
-        """Records to the ``places`` of stacks."""
+        """Read the records of these slots into the ``places`` of stacks."""
         for shard, which, rows in self._by_shard(slots):
             records = shard[1][rows]
             for out, part in zip(leaves(into), self._parts(records), strict=True):
@@ -168,16 +174,16 @@ class _ShardFiles:
                 shard[0].madvise(mmap.MADV_WILLNEED, start, place + self._record - start)
 
     def _parts(self, records: Tensor) -> list[Tensor]:
-        """The bytes of each leaf."""
+        """Return the bytes of each leaf as views of the records."""
         parts = []
         first = 0
         for size in self._sizes:
             parts.append(records[:, first : first + size])
-            first += _aligned(size)
+            first += align_up(size)
         return parts
 
     def _by_shard(self, slots: Tensor) -> list[tuple[tuple[mmap.mmap, Tensor], Tensor, Tensor]]:
-        """Each file, which of the slots are in it, and where."""
+        """Return for each file: which of the slots are in it, and their records there."""
         number = slots // self._each
         found = []
         for n in number.unique().tolist():
@@ -189,12 +195,10 @@ class _ShardFiles:
         if number not in self._shards:
             size = self._each * self._record
             try:
-                with tempfile.TemporaryFile(
-                    dir=self._folder
-                ) as file:  # has no name: it ends with the process
-                    os.posix_fallocate(
-                        file.fileno(), 0, size
-                    )  # else a full disk would be the end of the process
+                # A file without a name: it ends with the process.
+                with tempfile.TemporaryFile(dir=self._folder) as file:
+                    # Reserved here: a disk that is full later would kill the process.
+                    os.posix_fallocate(file.fileno(), 0, size)
                     mapped = mmap.mmap(file.fileno(), size)
             except OSError as error:
                 raise UsageError(
@@ -210,36 +214,43 @@ class _ShardFiles:
 
 
 def _release_pages(mapped: mmap.mmap) -> None:
-    """The system keeps what is in the file; it need not count as this process's memory."""
+    """Drop the file's pages from this process's memory; the file keeps them."""
     mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 CLIENT_STATE_NAMES = ("local_params", "state", "data_state", "personal")
-IN_MEMORY_NAMES = (
-    "scores",
-    "counts",
-)  # of all clients together in every round, so in memory: a few numbers each
+# Read for all clients in every round: a few numbers each, always in memory.
+IN_MEMORY_NAMES = ("scores", "counts")
 STORED_NAMES = (*CLIENT_STATE_NAMES, *IN_MEMORY_NAMES)
 
 
 def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
-    """Whether the models that clients hold are kept."""
+    """Return whether the store keeps the local models of clients."""
     return method.capabilities.needs_previous_model or keep_models or not method.has_global(task)
 
 
 class ClientStore:
-    """What is kept of each client. A client gets its slot when it is first asked for."""
+    """State, models, scores and counts of each client that has participated.
+
+    A client gets a slot when it is first asked for, so that memory grows with the clients that have
+    participated, not with the population.
+    """
 
     def __init__(
-        self, clients: int, fresh: Callable[[Tensor], ClientState], room: MemoryBudget | None = None
+        self,
+        clients: int,
+        init_clients: Callable[[Tensor], ClientState],
+        budget: MemoryBudget | None = None,
     ) -> None:
-        """``fresh(ids)`` gives the stacks of clients that were never seen."""
-        self._init_clients = fresh
-        self._budget = room or MemoryBudget()
+        """Create a store without clients.
+
+        Args:
+            clients: Size of the population.
+            init_clients: Returns the initial states of clients, from their ids `[K]`.
+            budget: Memory for client states; unlimited if None.
+        """
+        self._init_clients = init_clients
+        self._budget = budget or MemoryBudget()
         self._slot = np.full(clients, -1, np.int32)
         self._id: Ints = np.empty(clients, np.int64)
         self._num_seen = 0
@@ -282,27 +293,36 @@ class ClientStore:
         return self._tree("counts")
 
     def client_state(self, ids: Ints) -> ClientState:
-        """Stacks of what these clients hold."""
+        """Return the states of these clients `[K, ...]`."""
         self._allocate(ids)
         where = self._slots_unless_all(ids)
         return ClientState(
             *(self._read(name, where) for name in ("local_params", "state", "data_state"))
         )
 
-    def commit(self, ids: Ints, client_state: ClientState, scores: Scores, taken: Tensor) -> None:
-        """Write the new states, and scores if there are any, of clients whose reply was taken."""
+    def commit(
+        self, ids: Ints, client_state: ClientState, scores: Scores, accepted: Tensor
+    ) -> None:
+        """Write the new states, and scores if there are any, of the accepted clients.
+
+        Args:
+            ids: The cohort `[K]`.
+            client_state: New states `[K, ...]`.
+            scores: Scores of the round's evaluation `[K]`; empty without one.
+            accepted: Booleans `[K]`.
+        """
         self._scatter(
-            ids, {**to_dict(client_state), **({"scores": scores} if scores else {})}, taken
+            ids, {**to_dict(client_state), **({"scores": scores} if scores else {})}, accepted
         )
 
     def rows(self, ids: Ints, names: Container[str] = STORED_NAMES) -> State:
-        """What is kept of these clients under some names."""
+        """Return copies of the stored rows of these clients, for some names."""
         self._allocate(ids)
         slots = torch.from_numpy(self._slot[ids].astype(np.int64))
         return {name: rows.take(slots) for name, rows in self._tables.items() if name in names}
 
     def write(self, ids: Ints, trees: State) -> None:
-        """What is kept of these clients, from elsewhere."""
+        """Write the rows of these clients, such as those that another process had."""
         self._allocate(ids)
         self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
 
@@ -314,38 +334,38 @@ class ClientStore:
         self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
 
     def prefetch(self, ids: Ints) -> None:
-        """What these clients hold is needed soon."""
+        """Ask the system to read the rows of these clients: they are needed soon."""
         slots = self._slot[ids]
         known = torch.from_numpy(slots[slots >= 0].astype(np.int64))
         for rows in self._tables.values():
             rows.prefetch(known)
 
     def state_dict(self) -> State:
-        """Everything, for a checkpoint."""
+        """Return everything that a checkpoint needs."""
         trees = {name: rows.first(self._num_seen) for name, rows in self._tables.items()}
         return {"ids": torch.from_numpy(self.ids), "trees": trees}
 
     def load(self, state: State) -> None:
-        """The inverse of :meth:`saved`."""
+        """Restore what :meth:`state_dict` returned."""
         ids = state["ids"].numpy()
         self.reserve(len(ids))
         self.restore(ids, np.arange(len(ids)), state["trees"])
         self._changed[ids] = True
 
     def reserve(self, seen: int) -> None:
-        """So many clients come back by :meth:`restore`."""
+        """Prepare for `seen` clients that :meth:`restore` brings back."""
         self._num_seen = seen
         self._tables = {}
 
     def restore(self, ids: Ints, slots: Ints, trees: State) -> None:
-        """Some of the clients of a checkpoint, with the slots that they had."""
+        """Restore some of the clients of a checkpoint in the slots that they had."""
         self._id[slots] = ids
         self._slot[ids] = slots
         self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
         self._changed[ids] = False
 
     def slots(self, ids: Ints) -> Ints:
-        """The places of these clients among those seen."""
+        """Return the slots of these clients."""
         return self._slot[ids].astype(np.int64)
 
     def changed_ids(self) -> Ints:
@@ -357,7 +377,7 @@ class ClientStore:
         self._changed[:] = False
 
     def _tree(self, name: str) -> State:
-        """To be read before anything else is written."""
+        """Return all rows of a table, valid until the next write; empty without the table."""
         return self._tables[name].view(self._num_seen) if name in self._tables else {}
 
     def _read(self, name: str, where: Tensor | None) -> State:
@@ -380,10 +400,10 @@ class ClientStore:
             if not whole:
                 slots = slots[keep]
                 tree = index(tree, keep)
-            self._tables[name].put(slots, tree)
+            self._tables[name].write(slots, tree)
 
     def _slots_unless_all(self, ids: Ints) -> Tensor | None:
-        """Slots of these clients, or ``None`` when they are all that is stored, in order."""
+        """Return the slots of these clients; None if they are all stored clients in order."""
         slots = self._slot[ids]
         if len(slots) == self._num_seen and (slots == np.arange(len(slots))).all():
             return None

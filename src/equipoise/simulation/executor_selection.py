@@ -106,7 +106,7 @@ def select_executor(
 def auto_executor(
     method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
 ) -> Executor:
-    """The executor of :func:`choose` for everybody."""
+    """Make the executor that :func:`select_executor` selects for a cohort of all clients."""
     return select_executor(task, training, task.info.num_clients).make(
         method, task, training, seed, rounds
     )
@@ -118,7 +118,7 @@ EXECUTORS: dict[str, MakeExecutor] = {"auto": auto_executor, "stacked": Stacked,
 def _measure(
     task: Task, training: TrainingConfig, cohort: int, cores: int, shared: bool
 ) -> dict[ExecutorPlan, float]:
-    """Seconds a step of one client, each way."""
+    """Measure the seconds per step and client of every plan that the model allows."""
     torch.set_num_threads(1)
     ways = {ExecutorPlan("loop"): seconds_per_step(task, training, 1)}
     if task.info.stackable and cohort > 1:
@@ -191,7 +191,7 @@ def available_cores() -> int:
 
 
 def place(task: ExperimentTask, name: str) -> ExperimentTask:
-    """The task on the device of that name; ``auto`` is CUDA's first, else the processor.
+    """Move a task to a device; ``auto`` is the first CUDA device, else the processor.
 
     Processes that ``torchrun`` started take one device each.
     """

@@ -24,9 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from equipoise.simulation.executor_selection import available_cores
 from equipoise.utils.pytree import State, to_dict
-from equipoise.utils.serialization import flatten, tensor_bytes, unflatten
+from equipoise.utils.serialization import align_up, flatten, tensor_bytes, unflatten
 
-ALIGNMENT = 64
 LENGTH_HEADER_BYTES = 16  # bytes of two numbers: the length of the message, and of its head
 
 
@@ -35,15 +34,15 @@ def pack(tree: State, min_bytes: int = 0) -> Tensor:
     structure, tensors = flatten(to_dict(tree))
     kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors.values()]
     head = json.dumps([structure, kinds]).encode()
-    place = _aligned(LENGTH_HEADER_BYTES + len(head))
-    size = place + sum(_aligned(tensor.nbytes) for tensor in tensors.values())
+    place = align_up(LENGTH_HEADER_BYTES + len(head))
+    size = place + sum(align_up(tensor.nbytes) for tensor in tensors.values())
     buffer = torch.empty(max(min_bytes, size), dtype=torch.uint8)
     content = buffer.numpy().data
     content[:LENGTH_HEADER_BYTES] = np.array([size, len(head)], np.int64).tobytes()
     content[LENGTH_HEADER_BYTES : LENGTH_HEADER_BYTES + len(head)] = head
     for tensor in tensors.values():
         content[place : place + tensor.nbytes] = tensor_bytes(tensor)
-        place += _aligned(tensor.nbytes)
+        place += align_up(tensor.nbytes)
     return buffer
 
 
@@ -52,7 +51,7 @@ def unpack(buffer: Tensor) -> State:
     data = buffer.numpy().data
     end = LENGTH_HEADER_BYTES + _lengths(data)[1]
     structure, kinds = json.loads(bytes(data[LENGTH_HEADER_BYTES:end]))
-    place = _aligned(end)
+    place = align_up(end)
     views: dict[str, Tensor] = {}  # the buffer as numbers of each type
     tensors: dict[str, Tensor] = {}
     for name, shape in kinds:
@@ -62,22 +61,18 @@ def unpack(buffer: Tensor) -> State:
         first = place // numbers.itemsize
         tensor = numbers[first : first + math.prod(shape)].view(shape)
         tensors[str(len(tensors))] = tensor
-        place += _aligned(tensor.nbytes)
+        place += align_up(tensor.nbytes)
     return unflatten(structure, tensors, with_values=True)
 
 
 def message_length(beginning: bytearray | memoryview) -> int:
-    """Bytes of the message that begins so."""
+    """Return the length in bytes of a message from its first bytes."""
     return _lengths(beginning)[0]
 
 
 def _lengths(beginning: bytearray | memoryview) -> list[int]:
     numbers: list[int] = np.frombuffer(beginning, np.int64, 2).tolist()
     return numbers
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # until all processes have come
@@ -92,7 +87,7 @@ GLOO = "gloo"
 
 
 def backend_of(device: torch.device) -> str:
-    """Of torch's backends those that carry tensors of main memory, and of this device."""
+    """Return the backends of `torch.distributed` for main memory and for this device."""
     return f"cpu:{GLOO},cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else GLOO
 
 
@@ -101,7 +96,7 @@ class WorkerLost(RuntimeError):
 
 
 class ProcessGroup(ABC):
-    """This process among all; number 0 leads."""
+    """The processes of a run as one of them sees them; rank 0 leads."""
 
     def __init__(self, rank: int, size: int) -> None:
         """Create the group's view of one process."""
@@ -115,9 +110,15 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def send(self, to: int, tree: State, crossing: bool = False) -> Any:
-        """Give a message to another process; the result must be kept until :meth:`sent`.
+        """Send a message to another process.
 
-        ``crossing``: the other may send one here at the same time.
+        Args:
+            to: Rank of the receiver.
+            tree: The message.
+            crossing: Whether the receiver may send one here at the same time.
+
+        Returns:
+            The pending transfer, to be passed to :meth:`wait_sent`.
         """
 
     @abstractmethod
@@ -126,14 +127,14 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def receive(self, sender: int, crossing: bool = False) -> State:
-        """The next message of another process, which was sent with the same ``crossing``."""
+        """Receive the next message of another process, sent with the same ``crossing``."""
 
     @abstractmethod
     def leave(self) -> None:
-        """There will be no more messages."""
+        """Leave the group: no more messages are sent or received."""
 
     def worker_lost(self, process: int) -> WorkerLost:
-        """What to raise where another process does not answer any more."""
+        """Return the error to raise if another process does not answer any more."""
         return WorkerLost(f"process {process + 1} of {self.size} has ended")
 
 
@@ -141,7 +142,16 @@ class TorchrunGroup(ProcessGroup):
     """Processes that ``torchrun`` started, on any number of machines."""
 
     def __init__(self, rank: int, size: int, device: torch.device = CPU) -> None:
-        """``device``: where this process computes."""
+        """Join the processes that ``torchrun`` started.
+
+        Args:
+            rank: Rank of this process.
+            size: Number of processes.
+            device: Device on which this process computes.
+
+        Raises:
+            WorkerLost: If the processes do not meet.
+        """
         super().__init__(rank, size)
         backend = backend_of(device)
         self._wire = CPU if backend == GLOO else device
@@ -159,7 +169,10 @@ class TorchrunGroup(ProcessGroup):
             raise WorkerLost(f"the processes of the run did not meet: {error}") from error
 
     def send(self, to: int, tree: State, crossing: bool = False) -> list[Any]:
-        """NCCL would have either of two who send to each other wait for the other."""
+        """Send a message; two that cross go over main memory.
+
+        With NCCL, two processes that send to each other would wait for each other.
+        """
         body = pack(tree, FIRST_PART_BYTES)
         wire = CPU if crossing else self._wire
         parts = (
@@ -211,20 +224,21 @@ POLL_SECONDS = 0.2  # seconds until a look whether the other is still there
 
 @dataclass(frozen=True)
 class Channel:
-    """One process's end."""
+    """One process's end of the connection to another."""
 
     socket: socket.socket
     incoming: Semaphore
-    """The other rings it when a message for this process is there, or under way."""
+    """Released by the other process when a message for this one is there or under way."""
     outgoing: Semaphore
+    """Released by this process when it sends a message."""
 
 
 Channels = dict[int, Channel]
-"""The ends of one process, by the number of the other."""
+"""The channels of one process by the rank of the other."""
 
 
 def channels(size: int, context: BaseContext) -> list[Channels]:
-    """Of each of so many processes, to be made before they are forked."""
+    """Connect every pair of `size` processes, before they are forked; return channels by rank."""
     ends: list[Channels] = [{} for _ in range(size)]
     for one, other in combinations(range(size), 2):
         sockets = socket.socketpair()
@@ -238,7 +252,7 @@ def channels(size: int, context: BaseContext) -> list[Channels]:
 
 
 class ForkedGroup(ProcessGroup):
-    """This process among those that were forked."""
+    """Processes that were forked from the leader."""
 
     def __init__(self, rank: int, ends: list[Channels]) -> None:
         """Keep the channels of this rank; close those of others, which end with their process."""

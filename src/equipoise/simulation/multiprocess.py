@@ -77,7 +77,7 @@ class Worker:
         self._method = inner.method
 
     def answer(self, call: State) -> State:
-        """Do what one message asks; gives the message to send back."""
+        """Handle one message of the leader and return the answer."""
         calls: dict[str, Callable[[State], State]] = {
             **{
                 "run": self.run,
@@ -147,7 +147,7 @@ class Worker:
         return answer
 
     def commit(self, call: State) -> State:
-        """Keep what came of those whose reply counted."""
+        """Commit the new states of the clients whose replies were accepted."""
         if len(self._ids):
             held = pytree.concatenate([part.client_state for part in self._parts])
             held = held if self.keeps_local else replace(held, local_params={})
@@ -155,7 +155,7 @@ class Worker:
         return {}
 
     def sum_chunks(self, call: State) -> State:
-        """The method's sums over each chunk."""
+        """Return the method's sums over each chunk of this process."""
         taken = call["taken"]
         weights = call["weights"]
         factors = call.get("factors")
@@ -180,17 +180,17 @@ class Worker:
         return {"sums": found}
 
     def dots(self, call: State) -> State:
-        """The inner products of each update with a direction."""
+        """Return the inner product of each update of this process with a direction."""
         direction = call["direction"]
         parts = [update_dots(self._sent, part.update.params, direction) for part in self._parts]
         return {"dots": torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)}
 
     def read_states(self, call: State) -> State:
-        """What is held of these clients under the names that are asked for."""
+        """Return the stored rows of these clients, for the names that the leader asks for."""
         return self.store.rows(call["ids"].numpy(), call["names"])
 
     def evaluate_global(self, call: State) -> State:
-        """The server's model on its own sets."""
+        """Evaluate the global model on the server's own data."""
         return evaluate_on_server(self.inner.task, call["params"], tuple(call["splits"]))
 
     def write_states(self, ids: Tensor, held: State) -> None:
@@ -206,7 +206,7 @@ class Worker:
         )
 
     def _exchange(self, moves: State) -> None:
-        """Clients whose state lies with another process than the one that is to compute them."""
+        """Exchange states with other processes, for clients that change their process."""
         outgoing = {
             int(to): self.group.send(
                 int(to), self.store.rows(ids.numpy(), CLIENT_STATE_NAMES), crossing=True
@@ -220,9 +220,9 @@ class Worker:
 
 
 def serve(share: Worker, group: ProcessGroup) -> None:
-    """The life of a process that does not lead: one message after another until the last.
+    """Handle the leader's messages until the run ends, in a process that does not lead.
 
-    Nobody waits for an answer where clients settle: what went wrong there is the next one.
+    The leader does not wait for an answer to `commit`: an error there is the next answer.
     """
     wrong: State = {}
     while (call := group.receive(0))["do"] != "end":
@@ -251,7 +251,12 @@ SPEED_STEPS = 2  # per doubling of the time that a process takes beside the fast
 def assign_chunks(loads: list[float], paces: list[float]) -> list[int]:
     """Assign chunks evenly, or by the speed of processes if the round is then clearly shorter.
 
-    ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
+    Args:
+        loads: Planned steps of each chunk.
+        paces: Time per step of each process.
+
+    Returns:
+        The process of each chunk.
     """
     even = _longest_first(loads, [1.0] * len(paces))
     paced = _longest_first(loads, paces)
@@ -271,7 +276,7 @@ def _round_duration(place: list[int], loads: list[float], paces: list[float]) ->
 
 
 def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
-    """Each chunk to whoever would end first with it."""
+    """Assign chunks, the longest first, each to the process that would finish it first."""
     ends = [0.0] * len(paces)
     place = [0] * len(loads)
     for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
@@ -305,7 +310,7 @@ class WorkerSpeed:
 
     @property
     def speeds(self) -> list[float]:
-        """Time relative to the fastest, rounded: moving clients between processes costs time."""
+        """Return times relative to the fastest, rounded: clients that change process cost time."""
         fastest = self._fastest
         return [
             max(1.0, round(SPEED_STEPS * seconds / fastest) / SPEED_STEPS) if seconds else 1.0
@@ -398,7 +403,7 @@ class MultiProcessExecutor(Executor):
         return RemoteCohortResults.from_answers(self, rows, place, answers, weights)
 
     def ask(self, calls: list[State]) -> list[State]:
-        """Give each process its call, do one's own, and gather what they answer."""
+        """Send each process its call, handle this one's own, and gather the answers."""
         others = range(1, self.group.size)
         for process in others:
             self._send(process, calls[process])
@@ -410,7 +415,7 @@ class MultiProcessExecutor(Executor):
         ]
 
     def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
-        """By the last process, while this one goes on."""
+        """Let the last process evaluate the global model while this one continues."""
         last = self.group.size - 1
         if not splits or not last:
             return super().evaluate_global(params, splits)
@@ -425,13 +430,13 @@ class MultiProcessExecutor(Executor):
         return wait
 
     def commit(self, taken: list[Tensor]) -> None:
-        """Tell each process whose reply counted, after what it is at; none answers."""
+        """Tell each process whose replies were accepted; no process answers."""
         for process in range(1, self.group.size):
             self._send(process, {"do": "commit", "taken": taken[process]})
         self.worker.commit({"taken": taken[0]})
 
     def gather_state(self, ids: Ints, names: tuple[str, ...] = CLIENT_STATE_NAMES) -> State:
-        """What these clients hold, brought here from all processes."""
+        """Collect the states of these clients from all processes."""
         who = [
             torch.from_numpy(np.flatnonzero(self._process_of_client[ids] == p))
             for p in range(self.group.size)
@@ -467,7 +472,7 @@ class MultiProcessExecutor(Executor):
         }
 
     def close(self) -> None:
-        """Let the other processes go."""
+        """End the other processes."""
         for process in range(1, self.group.size):
             self._send(process, {"do": "end"})
         self._wait_for_sends()
@@ -506,7 +511,7 @@ class MultiProcessExecutor(Executor):
 
 @dataclass
 class RemoteCohortResults(CohortResults):
-    """Replies whose held parts, and uploads where sums are enough, stay where they were made."""
+    """Replies whose states, and uploads if sums suffice, stay in the processes that made them."""
 
     executor: MultiProcessExecutor | None = None
     rows_by_process: list[Tensor] = field(default_factory=list)
@@ -514,7 +519,7 @@ class RemoteCohortResults(CohortResults):
     process_of_chunk: list[int] = field(default_factory=list)
     """The process of each chunk."""
     chunk_sums: list[State] = field(default_factory=list)
-    """The sums over all clients by the :attr:`weights`, if they came with the replies."""
+    """Sums over the clients of each chunk with the known weights, if they came with the replies."""
 
     @classmethod
     def from_answers(

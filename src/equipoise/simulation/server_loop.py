@@ -437,6 +437,8 @@ class FederatedSimulation:
         rejected: dict[int, str] = {}
 
         def leave_out(guard: str, reasons: dict[int, str]) -> None:
+            if not reasons:
+                return
             here = {row: reason for row, reason in reasons.items() if bool(accepted[row])}
             accepted[list(here)] = False
             rejected.update(here)
@@ -683,7 +685,9 @@ class FederatedSimulation:
             metric: float(value.double().nanmean()) for metric, value in values.items()
         }
         primary = values[self.task.info.metric].double()
-        primary = primary[torch.isfinite(primary)]
+        is_finite = np.isfinite(primary.numpy())
+        if not is_finite.all():
+            primary = primary[torch.from_numpy(is_finite)]
         scores["std"] = None
         scores["p10"] = None
         if len(primary):
@@ -832,7 +836,7 @@ def _first_decile(values: Tensor) -> float:
 
     NumPy's general form takes 2 % of a round of W1.
     """
-    ordered = values.sort().values
+    ordered = np.sort(values.numpy())
     place = 0.1 * (len(ordered) - 1)
     below = int(place)
     low = float(ordered[below])
@@ -903,11 +907,13 @@ def _download_bytes(
             common += size
         elif sent is not False:
             varying += size * sent.long()
+        row_bytes: dict[Tensor, int] = {}  # parameters often share the rows that are sent
         for name in message.sent_rows.keys() & set(names):
             value = message.params[name]
             rows = message.sent_rows[name]
-            part = (rows[:, 1] - rows[:, 0]) * (value.nbytes // max(len(value), 1))
-            varying += part * torch.as_tensor(sent).long()
+            row_bytes[rows] = row_bytes.get(rows, 0) + value.nbytes // max(len(value), 1)
+        for rows, size in row_bytes.items():
+            varying += (rows[:, 1] - rows[:, 0]) * size * torch.as_tensor(sent).long()
     total = varying + common
     if results.unsent:
         total *= torch.tensor([client not in results.unsent for client in client_ids.tolist()])

@@ -117,11 +117,14 @@ class Studio:
         }
         if site or preview.is_folder:
             result = await self._describe(path, site, target)
-            values["description"] = result.json()
+            description = result.json()
+            values["description"] = description
             values["command"] = result.command
             values["histograms"] = await run_in_threadpool(tables_view.histograms, path, site)
             chosen = {"path": str(path), "client_column": site, "target": target}
-            values["next"] = f"/new?{urlencode(chosen)}"
+            advice = forms.advised_options(str(description.get("command", "")))
+            if advice is not None:
+                values["next"] = f"/new?{urlencode(chosen | advice)}"
         return self.render("table.html.j2", 200, **values)
 
     async def _describe(self, path: Path, site: str, target: str) -> CommandResult:
@@ -166,7 +169,7 @@ class Studio:
     # ---------------------------------------------------------------- run
 
     async def new(self, request: Request) -> Response:
-        """Ask three questions; everything else is folded away."""
+        """Ask three questions; everything else is folded away, filled in as the link says."""
         query = request.query_params
         path = query.get("path", "")
         columns: tuple[str, ...] = ()
@@ -190,6 +193,11 @@ class Studio:
             families=await run_in_threadpool(forms.method_families),
             default_methods=forms.default_methods(),
             groups=await run_in_threadpool(forms.option_groups),
+            advised={
+                name.removeprefix("option."): value
+                for name, value in query.items()
+                if name.startswith("option.")
+            },
         )
 
     async def command(self, request: Request) -> Response:
@@ -531,9 +539,11 @@ def _command_text(arguments: list[str]) -> str:
 
 
 def _short(path: str, folder: Path) -> str:
-    """Return a path relative to the folder of the studio, if it is below it."""
+    """Return a path relative to the folder of the studio, if it is below it; else in words."""
     full = Path(path)
     base = folder.resolve()
+    if full == base:
+        return f"all files of {base.name}, one per site"
     return str(full.relative_to(base)) if full.is_relative_to(base) else path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,29 @@ def option_groups(task: str = "tables") -> dict[str, list[FormField]]:
         )
         groups.setdefault(OWNER_TITLES[item.owner], []).append(field)
     return groups
+
+
+def advised_options(command: str) -> dict[str, str] | None:
+    """Return the inputs that the command of a description sets beyond the three questions.
+
+    Args:
+        command: What `data describe` suggests; empty if its problems need more than options.
+
+    Returns:
+        Values by the names of inputs; None without a command.
+    """
+    words = shlex.split(command)[2:]
+    if not words:
+        return None
+    given = {
+        flag.removeprefix("--").replace("-", "_"): value
+        for flag, value in zip(words[::2], words[1::2], strict=True)
+    }
+    return {
+        f"option.{name}": value
+        for name, value in given.items()
+        if name not in ASKED_ABOVE and name != "json"
+    }
 
 
 def default_methods() -> tuple[str, ...]:

@@ -129,7 +129,7 @@ class RunLibrary:
 
     def cells(self, folder: Path) -> list[CellProgress]:
         """Return the runs of a folder: the run itself, or all runs of a comparison."""
-        found = [self._cell(run) for run in self._run_folders(folder)]
+        found = [self._cell(run, run == folder) for run in self._run_folders(folder)]
         return [cell for cell in found if cell is not None]
 
     # ---------------------------------------------------------------- reading
@@ -172,12 +172,14 @@ class RunLibrary:
             state = "finished"
         elif not runs:
             state = "failed"
-        methods = dict.fromkeys(str(item.config.get("method", "?")) for item in facts)
+        labels = [
+            _label(run, item.config, is_single) for run, item in zip(runs, facts, strict=True)
+        ]
         return RunEntry(
             name=folder.name,
             kind="run" if is_single else "comparison",
             state=state,
-            methods=tuple(methods),
+            methods=tuple(dict.fromkeys(labels)),
             data=_data_name(facts[0].config) if facts else "",
             score=facts[0].score if is_single else "",
             changed=max([job.time if job else 0.0, *(item.changed / 1e9 for item in facts)]),
@@ -204,7 +206,7 @@ class RunLibrary:
         self._facts[path] = facts
         return facts
 
-    def _cell(self, path: Path) -> CellProgress | None:
+    def _cell(self, path: Path, is_single: bool) -> CellProgress | None:
         """Read the progress of one run; None if its config is damaged or gone."""
         facts = self._run_facts(path)
         if not facts.config:
@@ -214,7 +216,7 @@ class RunLibrary:
             log.poll()
         metric = next((r.personal.metric for r in log.records if r.personal), None) or ""
         return CellProgress(
-            method=str(facts.config.get("method", "?")),
+            method=_label(path, facts.config, is_single),
             seed=_int_or_zero(facts.config.get("seed")),
             rounds_done=len(log.records),
             rounds=_int_or_zero(facts.config.get("rounds")),
@@ -223,6 +225,11 @@ class RunLibrary:
             personal=_curve(log.records, "personal", metric),
             global_=_curve(log.records, "global", metric),
         )
+
+
+def _label(path: Path, config: Mapping[str, object], is_single: bool) -> str:
+    """Return the method of a run; in a comparison with its model, as in `autopilot@linear`."""
+    return str(config.get("method", "?")) if is_single else path.parent.name
 
 
 def _curve(records: Sequence[RoundRecord], name: str, metric: str) -> tuple[tuple[int, float], ...]:

@@ -69,6 +69,24 @@ class RemoteTablesConfig(ColumnConfig, TreeOptions):
             )
         return folder
 
+    def check_server_folder(self) -> None:
+        """Check that the server has rows of its own, before anybody waits for clients.
+
+        A folder with training rows is that of a client: its test rows then serve as both.
+
+        Raises:
+            UsageError: If there is no folder, or a table is missing.
+        """
+        folder = self.folder
+        if any(folder.glob("train.*")):
+            return
+        missing = [name for name in ("public", "test") if not any(folder.glob(f"{name}.*"))]
+        if missing:
+            raise UsageError(
+                f"the server's folder '{folder}' has no {' and no '.join(missing)} table: it needs "
+                "public.csv, on which the server measures models, and test.csv"
+            )
+
     @property
     def num_train_rows(self) -> int:
         """Number of training rows of the raw table, without the validation rows."""

@@ -46,7 +46,7 @@ def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -
 def task_from_texts(
     name: str, found: ClientTexts, config: TextConfig, training: TrainingConfig, seed: int
 ) -> ExamplesTask:
-    """A task from everybody's texts, in files or given in Python."""
+    """Build a task from the texts of all clients, in files or given in Python."""
     if config.kind == "classification":
         module = huggingface.text_classifier(config.pretrained, len(found.classes), seed)
         target = Target("classification", config.target, found.classes)

@@ -42,6 +42,7 @@ from equipoise.trees.ensemble import (
     OWN_NAMES,
     STAGE,
     TREE,
+    TREE_NAMES,
     TreeEnsemble,
     Trees,
     asked_nodes,
@@ -483,7 +484,7 @@ def boosting_objective(objective: Objective) -> BoostingObjective:
 
 def _first(params: Params) -> Trees:
     """Return the common trees of the first model of a stack, which is that of all."""
-    return Trees.from_params({name: value[:1] for name, value in params.items()})
+    return Trees.from_params({name: params[name][:1] for name in TREE_NAMES})
 
 
 def _is_shared(params: Params) -> bool:

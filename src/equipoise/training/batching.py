@@ -167,3 +167,12 @@ def without_batch_stats(task: Network, request: LocalTrainRequest) -> LocalTrain
     """Return the request with batch statistics removed from the trainable parameters."""
     trainable = tuple(name for name in request.trainable if name not in task.info.batch_stat_names)
     return replace(request, trainable=trainable)
+
+
+def frozen_batch_stats(task: Network, request: LocalTrainRequest) -> Params:
+    """Return the batch statistics that this request does not train: they stay as received."""
+    return {
+        name: request.params[name]
+        for name in task.info.batch_stat_names
+        if name not in request.trainable
+    }

@@ -270,7 +270,7 @@ class RegressionObjective(Objective):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the error of each row in standard deviations."""
-        error = outputs.squeeze(-1) - self._standardised(y).to(outputs.dtype)
+        error = outputs.squeeze(-1) - self._standardise(y).to(outputs.dtype)
         return error.abs() if self.absolute else error.square()
 
     def predict(self, outputs: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class RegressionObjective(Objective):
     def constant_output(self, y: Tensor) -> Tensor:
         """Return the standardised mean, or the median for the absolute error."""
         middle = y.double().median() if self.absolute else y.double().mean()
-        return self._standardised(middle).reshape(1)
+        return self._standardise(middle).reshape(1)
 
     def prediction_columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         """Return the predicted values."""
@@ -292,7 +292,7 @@ class RegressionObjective(Objective):
             return value.nan_to_num(0.0).clamp(0, 1)
         return 1 / (1 + (value if name == "loss" else value / self.target.scale))
 
-    def _standardised(self, y: Tensor) -> Tensor:
+    def _standardise(self, y: Tensor) -> Tensor:
         """Return the target in standard deviations from its mean."""
         return (y - self.target.mean) / self.target.scale
 

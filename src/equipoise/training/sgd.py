@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.core import LocalTrainRequest, Params, RngContext
+from equipoise.core import LocalTrainRequest, Params, RngContext, TrainingConfig
 from equipoise.core.messages import ROW_WEIGHTS
 from equipoise.training import batching
 from equipoise.training.network import Network
@@ -45,11 +45,7 @@ def fit(
     dropout_key = random.keys(rng.seed, ids, rng.round, random.DROPOUT[request.stream])
     dropout_keys = batching.dropout_keys(dropout_key, plan, request.steps_per_batch)
     # Batch statistics have no gradients; training steps write into their copies below.
-    frozen_stats = {
-        name: request.params[name]
-        for name in task.info.batch_stat_names
-        if name not in request.trainable
-    }
+    frozen_stats = batching.frozen_batch_stats(task, request)
     request = batching.without_batch_stats(task, request)
     losses = request.loss or task.losses
     params = {name: task.channels_last(value) for name, value in request.params.items()}
@@ -76,23 +72,8 @@ def fit(
                 loss = losses({**params, **leaves, **context}, x, y, aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             if training.max_grad_norm:
-                norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-                factor = (training.max_grad_norm / norm.clamp(min=batching.MIN_NORM)).clamp(max=1.0)
-                gradients = tuple(factor * g for g in gradients)
-            for name, g in zip(request.trainable, gradients, strict=True):
-                p = params[name]
-                if training.weight_decay:
-                    g = g.add(p, alpha=training.weight_decay)
-                if request.grad_correction is not None:
-                    g = g + request.grad_correction[name]
-                if request.proximal is not None:
-                    g = g + request.proximal.mu * (p - anchor[name])
-                if training.momentum:
-                    g = training.momentum * velocity[name] + g
-                    velocity[name] = g
-                params[name] = torch.addcmul(p, g, -request.lr)
-                if request.clamp is not None:
-                    params[name] = params[name].clamp(*request.clamp)
+                gradients = _clip(gradients, training.max_grad_norm)
+            _step(params, anchor, velocity, gradients, request, training)
         if request.proximal is not None:
             anchor_lr = request.proximal.anchor_lr
             for name in request.trainable:
@@ -101,6 +82,38 @@ def fit(
     # The proximal term does not apply to batch statistics: their anchor is their value.
     anchor |= {name: params[name] for name in task.info.batch_stat_names if name in anchor}
     return {name: value.contiguous() for name, value in params.items()}, anchor
+
+
+def _clip(gradients: tuple[Tensor, ...], max_norm: float) -> tuple[Tensor, ...]:
+    """Scale gradients so that the norm of all of them together is at most `max_norm`."""
+    norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+    factor = (max_norm / norm.clamp(min=batching.MIN_NORM)).clamp(max=1.0)
+    return tuple(factor * g for g in gradients)
+
+
+def _step(
+    params: Params,
+    anchor: Params,
+    velocity: Params,
+    gradients: tuple[Tensor, ...],
+    request: LocalTrainRequest,
+    training: TrainingConfig,
+) -> None:
+    """Apply the equations of `fit` to the (clipped) gradients; change params and velocity."""
+    for name, g in zip(request.trainable, gradients, strict=True):
+        p = params[name]
+        if training.weight_decay:
+            g = g.add(p, alpha=training.weight_decay)
+        if request.grad_correction is not None:
+            g = g + request.grad_correction[name]
+        if request.proximal is not None:
+            g = g + request.proximal.mu * (p - anchor[name])
+        if training.momentum:
+            g = training.momentum * velocity[name] + g
+            velocity[name] = g
+        params[name] = torch.addcmul(p, g, -request.lr)
+        if request.clamp is not None:
+            params[name] = params[name].clamp(*request.clamp)
 
 
 def fit_each(

@@ -122,7 +122,7 @@ def _ends(cuts: Floats, counts: Floats, num_bins: int) -> list[float]:
 
 
 def cell_offsets(edges: Floats, num_categories: Ints) -> Ints:
-    """Number the bins of all features one after another.
+    """Assign numbers to the bins of all features, one after another.
 
     A number has a bin below each distinct end, one above all ends and one of missing values; a
     category has a bin for each code and one of missing values.
@@ -134,6 +134,7 @@ def cell_offsets(edges: Floats, num_categories: Ints) -> Ints:
     Returns:
         The first cell of each feature, and the number of all cells `[F + 1]`.
     """
-    num_ends = 1 + (np.diff(edges, axis=1) > 0).sum(1)  # ends ascend, unused ones repeat the last
+    # Ends ascend, unused ones repeat the last.
+    num_ends = 1 + np.count_nonzero(edges[:, 1:] > edges[:, :-1], axis=1)
     sizes = np.where(num_categories > 0, num_categories + 1, num_ends + 2)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

@@ -85,13 +85,15 @@ class RowPartition:
 
     def forget(self, numbers: Ints) -> None:
         """Forget the nodes of some clients."""
-        self._count[numbers] = -1
+        self._count[numbers[numbers < len(self._count)]] = -1
 
-    def divide(self, bins: Bytes, rows: ClientSpans, numbers: Ints, tree: NodeTables) -> Segments:
+    def divide(
+        self, columns: Bytes, rows: ClientSpans, numbers: Ints, tree: NodeTables
+    ) -> Segments:
         """Divide the rows of clients down to all nodes of the trees.
 
         Args:
-            bins: Bins of all rows `[n, F]`.
+            columns: Bins of all rows, column by column `[F, n]`.
             rows: The clients.
             numbers: A number of each client that stays the same `[K]`.
             tree: One iteration of trees.
@@ -102,7 +104,7 @@ class RowPartition:
         slots = self._slots(tree.place)
         self._reserve(int(numbers.max(initial=-1)) + 1, int(self._slot_at.max()) + 1)
         segments = Segments(slots, numbers, self._begin, self._count, self.order)
-        partition_rows(bins, rows, tree, segments)
+        partition_rows(columns, rows, tree, segments)
         return segments
 
     def _slots(self, place: Ints) -> Ints:
@@ -136,8 +138,9 @@ class RowPartition:
 class BoostingState:
     """Margins, gradients and nodes of rows while trees are grown.
 
-    It can be thrown away at any time: everything follows from the rows and the ensemble. Arrays by
-    client are indexed by the client's first row; clients without rows are never looked at.
+    It can be thrown away at any time: everything follows from the rows and the ensemble. Clients
+    are numbered as they come, and arrays by client are indexed by these numbers; clients without
+    rows have none.
 
     Attributes:
         x: Inputs of all rows `[n, F]`.
@@ -156,6 +159,7 @@ class BoostingState:
     _base: Floats | None = None
     _edges: Floats = field(default_factory=lambda: np.zeros(0))
     _bins: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    _columns: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     _offsets: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     _is_binned: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
 
@@ -176,7 +180,8 @@ class BoostingState:
         """Level down to which they are."""
         self._partition = RowPartition(1, margins, rows, self.max_depth)
         self._numbers = np.full(rows, -1)
-        """Number of each client in the partition."""
+        """Number of each client, at its first row."""
+        self._num_clients = 0
 
     def margins_after(
         self, trees: Trees, base: Floats, num_trees: int, start: Ints, size: Ints
@@ -191,27 +196,40 @@ class BoostingState:
             size: Rows of each client `[K]`.
         """
         start, size = _with_rows(start, size)
-        self._check_known(trees, base, num_trees)
-        behind = np.flatnonzero(self.applied[start] > num_trees)
-        self.applied[start[behind]] = -1
-        new = np.flatnonzero(self.applied[start] < 0)
-        for k in new.tolist():
+        numbers = self._number(start)
+        self._check_known(trees, base)
+        applied = self.applied[numbers]
+        if (applied == num_trees).all():
+            return self.margins
+        for k in np.flatnonzero((applied < 0) | (applied > num_trees)).tolist():
             self.margins[:, start[k] : start[k] + size[k]] = base[:, None]
-            self.applied[start[k]] = 0
+            self.applied[numbers[k]] = 0
         self._finish_tree(trees, num_trees, start, size)
-        todo = np.flatnonzero(self.applied[start] < num_trees)
+        todo = np.flatnonzero(self.applied[numbers] < num_trees)
         if len(todo):
             spans = ClientSpans.of_one_model(start[todo], size[todo])
-            add_trees(self.x, spans, self.applied[spans.start], num_trees, trees, self.margins)
-            self.applied[spans.start] = num_trees
+            own = numbers[todo]
+            add_trees(self.x, spans, self.applied[own], num_trees, trees, self.margins)
+            self.applied[own] = num_trees
         return self.margins
+
+    def _number(self, start: Ints) -> Ints:
+        """Return the numbers of clients that have rows, by their first rows `[K]`."""
+        numbers = self._numbers[start]
+        new = np.flatnonzero(numbers < 0)
+        if len(new):
+            numbers[new] = self._num_clients + np.arange(len(new))
+            self._numbers[start[new]] = numbers[new]
+            self._num_clients += len(new)
+        return numbers
 
     def _finish_tree(self, trees: Trees, num_trees: int, start: Ints, size: Ints) -> None:
         """Add the last tree to rows that are near its leaves already."""
+        numbers = self._numbers[start]
         near = np.flatnonzero(
-            (self.applied[start] == num_trees - 1)
-            & (self.node_tree[start] == num_trees - 1)
-            & (self.node_level[start] > 0)
+            (self.applied[numbers] == num_trees - 1)
+            & (self.node_tree[numbers] == num_trees - 1)
+            & (self.node_level[numbers] > 0)
         )
         if not len(near):
             return
@@ -219,9 +237,9 @@ class BoostingState:
         last = trees.iteration(num_trees - 1)
         tree = self._tables(last)
         segments = self._divided(spans, tree)
-        self.node_level[spans.start] = self.max_depth
+        self.node_level[numbers[near]] = self.max_depth
         add_leaves(spans, tree, last.value, segments, self.margins)
-        self.applied[spans.start] = num_trees
+        self.applied[numbers[near]] = num_trees
 
     def _tables(self, tree: Trees) -> NodeTables:
         """Return one tree for rows in bins."""
@@ -229,20 +247,14 @@ class BoostingState:
 
     def _divided(self, spans: ClientSpans, tree: NodeTables) -> Segments:
         """Return the rows of clients, divided down to the nodes of a tree."""
-        numbers = self._numbers[spans.start]
-        new = np.flatnonzero(numbers < 0)
-        if len(new):
-            first = int(self._numbers.max()) + 1
-            self._numbers[spans.start[new]] = first + np.arange(len(new))
-            numbers = self._numbers[spans.start]
-        return self._partition.divide(self._bins, spans, numbers, tree)
+        return self._partition.divide(self._columns, spans, self._numbers[spans.start], tree)
 
-    def _check_known(self, trees: Trees, base: Floats, num_trees: int) -> None:
+    def _check_known(self, trees: Trees, base: Floats) -> None:
         """Forget everything if the ensemble is not the known one with more trees."""
         known = self._known
         same = known is not None and known.feature.shape == trees.feature.shape
         if same and known is not None and self._base is not None:
-            most = int(self.applied.max(initial=0))
+            most = int(self.applied[: self._num_clients].max(initial=0))
             same = np.array_equal(self._base, base) and trees.has_prefix(known, most)
         if not same:
             self.applied[:] = -1
@@ -283,21 +295,21 @@ class BoostingState:
         start, size = _with_rows(*rows)
         bins = self._binned(edges, start, size)
         margins = self.margins_after(trees, base, tree, start, size)
-        todo = np.flatnonzero(self.gradient_tree[start] != tree)
+        numbers = self._numbers[start]
+        todo = np.flatnonzero(self.gradient_tree[numbers] != tree)
         if len(todo):
             gradient, hessian = self.objective.gradients(
                 self.y, margins, start[todo], size[todo], sums_unit(max_sum)
             )
             _copy_rows(self.gradient, gradient, start[todo], size[todo])
             _copy_rows(self.hessian, hessian, start[todo], size[todo])
-            self.gradient_tree[start[todo]] = tree
-        is_other = (self.node_tree[start] != tree) | (self.node_level[start] > level)
-        if (self.node_tree != tree).all():
+            self.gradient_tree[numbers[todo]] = tree
+        if (self.node_tree[: self._num_clients] != tree).all():
             self._partition.clear()
-        numbers = self._numbers[start[is_other]]
-        self._partition.forget(numbers[numbers >= 0])
-        self.node_tree[start] = tree
-        self.node_level[start] = level
+        is_other = (self.node_tree[numbers] != tree) | (self.node_level[numbers] > level)
+        self._partition.forget(numbers[is_other])
+        self.node_tree[numbers] = tree
+        self.node_level[numbers] = level
         segments = self._divided(everybody, self._tables(trees.iteration(tree)))
         return _sums(
             bins,
@@ -316,10 +328,12 @@ class BoostingState:
             self._edges = edges.copy()
             self._offsets = cell_offsets(edges, self.num_categories)
             self._bins = np.zeros(self.x.shape, np.uint8)
+            self._columns = np.zeros(self.x.shape[::-1], np.uint8)
             self._is_binned = np.zeros(len(self.x), np.bool_)
         for k in np.flatnonzero(~self._is_binned[start]).tolist():
             rows = slice(start[k], start[k] + size[k])
             self._bins[rows] = bin_rows(self.x[rows], edges, self.num_categories, self._offsets)
+            self._columns[:, rows] = self._bins[rows].T
             self._is_binned[start[k]] = True
         return self._bins
 
@@ -429,6 +443,7 @@ def boost(
         here = slice(train.start[k], train.start[k] + train.size[k])
         own_offsets = offsets[model[k]]
         bins[here] = bin_rows(train.x[here], edges[model[k]], num_categories, own_offsets)
+    columns = np.ascontiguousarray(bins.T)
     spans = ClientSpans(train.start, train.size, model)
     numbers = np.arange(len(model))
     partition = RowPartition(num_models, len(margins), len(train.x), options.tree_depth)
@@ -443,7 +458,7 @@ def boost(
         partition.clear()
         for _ in range(options.tree_depth):
             tables = tables_of(grown, edges, offsets, num_categories)
-            segments = partition.divide(bins, spans, numbers, tables)
+            segments = partition.divide(columns, spans, numbers, tables)
             own = _sums(bins, spans, offsets, segments, growth.asked, sampled, gradients, np.int64)
             sums = own
             if num_models != len(model) or (model != numbers).any():
@@ -462,7 +477,7 @@ def boost(
             if not growth.asked.shape[2]:
                 break
         tables = tables_of(grown, edges, offsets, num_categories)
-        segments = partition.divide(bins, spans, numbers, tables)
+        segments = partition.divide(columns, spans, numbers, tables)
         add_leaves(spans, tables, grown.contiguous().value, segments, margins)
         if val is not None and val_margins is not None:
             whole = grown.map(lambda array: array[:, None]).contiguous()

@@ -80,6 +80,11 @@ class Trees(NamedTuple):
         """
         return cls(*(stack[prefix + name].contiguous().numpy() for name in TREE_NAMES))
 
+    @classmethod
+    def of_iteration(cls, params: Params, tree: int) -> Trees:
+        """Return the trees of one iteration of one model, without the axis T `[1, C, N]`."""
+        return cls(*(params[name][tree : tree + 1].numpy() for name in TREE_NAMES))
+
     @property
     def arrays(self) -> list[NDArray[Any]]:
         """All arrays, in the order of `TREE_NAMES`."""
@@ -170,7 +175,8 @@ def asked_nodes(asked: Floats) -> Ints:
 
 def max_sum(limits: Tensor) -> float:
     """Return the bound of a client's sums from `limits` `[3]`; 0 if it is not known."""
-    return float(limits[:2].max() * limits[2])
+    max_gradient, max_hessian, max_rows = limits.tolist()
+    return float(max(max_gradient, max_hessian) * max_rows)
 
 
 def category_words(num_categories: Ints) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from equipoise.trees.arrays import Flags, Floats, Ints
 from equipoise.trees.config import TreeOptions
 from equipoise.trees.ensemble import Trees
-from equipoise.trees.histograms import choose_splits, find_splits
+from equipoise.trees.histograms import choose_splits, copy_node_sums, find_splits
 
 NO_THRESHOLD = 1e10
 """Threshold of a split that sends all numbers left, and missing values right."""
@@ -83,14 +83,17 @@ def split_level(
         What the next level is grown from; nothing is asked for if no node was split.
     """
     nodes = growth.asked
+    parent_sums = np.zeros((0, 0, 0, 0))
+    by_tree = (-1, *sums.shape[2:])
     if growth.parents is not None:
         nodes = np.concatenate([nodes, siblings(nodes)], axis=2)
-        sums = np.concatenate([sums, growth.parents - sums], axis=2)
+        parent_sums = np.ascontiguousarray(growth.parents).reshape(by_tree)
     models, margins, num_open = nodes.shape
-    flat = np.ascontiguousarray(sums).reshape(-1, sums.shape[3], 3)
+    sums = np.ascontiguousarray(sums).reshape(by_tree)
     model = np.repeat(np.arange(models), margins * num_open)
     gain, feature, last_bin, missing_left, categories, children = find_splits(
-        flat,
+        sums,
+        parent_sums,
         model,
         offsets,
         may_split,
@@ -129,12 +132,13 @@ def split_level(
                 values[own],
                 children[own, :, 2],
             )
-            taken.append((first + parents, smaller))
+            taken.append((parents, smaller))
     most = max(len(parents) for parents, _ in taken)
     asked = np.full((models * margins, most), -1, np.int64)
-    kept = np.zeros((models * margins, most, *flat.shape[1:]))
+    kept = np.zeros((models * margins, most, *sums.shape[2:]))
     for tree, (parents, smaller) in enumerate(taken):
         asked[tree, : len(smaller)] = smaller
-        kept[tree, : len(smaller)] = flat[parents]
+        for place, parent in enumerate(parents.tolist()):
+            copy_node_sums(sums, parent_sums, tree, parent, kept[tree, place])
     shape = (models, margins, most)
-    return Growth(asked.reshape(shape), kept.reshape(*shape, *flat.shape[1:]), new_gain)
+    return Growth(asked.reshape(shape), kept.reshape(*shape, *sums.shape[2:]), new_gain)

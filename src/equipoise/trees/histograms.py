@@ -49,24 +49,31 @@ BLOCK_ROWS = 2**17
 COUNT_BIT = 44
 """Hessians and rows share an int64: the number of rows stands above this bit."""
 COUNT_UNIT = 2**COUNT_BIT
+LOW_BITS = 2**32 - 1
 DENSE_RATIO = 1
 """From this many values per cell on, hessians and rows are summed in one word first."""
 BINS = 256
 """Bins of a byte."""
+SEARCHED_ROWS = 256
+"""Rows whose cells are searched at once: their values stay in the cache."""
 
 
-@njit(cache=True, inline="always")
-def _first_end(ends, value):  # type: ignore[no-untyped-def]
-    """Return the number of ends below a value, as `numpy.searchsorted`, without branches."""
-    first = 0
+@njit(cache=True)
+def _first_ends(ends, values, first):  # type: ignore[no-untyped-def]
+    """Find the number of ends below each value, as `numpy.searchsorted`, in place.
+
+    All values take the same steps, so that a processor works on several of them at once.
+    """
+    first[:] = 0
     count = len(ends)
     while count > 1:
         half = count // 2
-        first += half if ends[first + half - 1] < value else 0
+        for j in range(len(values)):
+            first[j] += half * (ends[first[j] + half - 1] < values[j])
         count -= half
-    if count == 1 and ends[first] < value:
-        first += 1
-    return first
+    if count == 1:
+        for j in range(len(values)):
+            first[j] += ends[first[j]] < values[j]
 
 
 @njit(cache=True)
@@ -82,11 +89,15 @@ def count_in_cells(x: Floats32, grid: Floats) -> Floats:
     """
     num_features, num_cuts = grid.shape
     counts = np.zeros((num_features, num_cuts + 1))
-    for f in range(num_features):
-        cuts = grid[f]
-        for i in range(len(x)):
-            if x[i, f] > MISSING_BELOW:
-                counts[f, _first_end(cuts, np.float64(x[i, f]))] += 1.0
+    cells = np.empty(SEARCHED_ROWS, np.int64)
+    for begin in range(0, len(x), SEARCHED_ROWS):
+        end = min(begin + SEARCHED_ROWS, len(x))
+        for f in range(num_features):
+            values = x[begin:end, f].astype(np.float64)
+            _first_ends(grid[f], values, cells[: end - begin])
+            for j in range(end - begin):
+                if values[j] > MISSING_BELOW:
+                    counts[f, cells[j]] += 1.0
     return counts
 
 
@@ -106,18 +117,20 @@ def bin_rows(x: Floats32, edges: Floats, num_categories: Ints, offsets: Ints) ->
     """
     n, num_features = x.shape
     bins = np.empty((n, num_features), np.uint8)
-    for f in range(num_features):
-        missing = offsets[f + 1] - offsets[f] - 1
-        ends = edges[f, : missing - 1]
-        for i in range(n):
-            value = x[i, f]
-            if value < MISSING_BELOW:
-                bins[i, f] = missing
-            elif num_categories[f] > 0:
-                code = int(value)
-                bins[i, f] = code if 0 <= code < num_categories[f] else missing
-            else:
-                bins[i, f] = _first_end(ends, np.float64(value))
+    places = np.empty(SEARCHED_ROWS, np.int64)
+    for begin in range(0, n, SEARCHED_ROWS):
+        end = min(begin + SEARCHED_ROWS, n)
+        for f in range(num_features):
+            missing = offsets[f + 1] - offsets[f] - 1
+            values = x[begin:end, f].astype(np.float64)
+            if num_categories[f] == 0:
+                _first_ends(edges[f, : missing - 1], values, places[: end - begin])
+            for j in range(end - begin):
+                place = places[j]
+                if num_categories[f] > 0:
+                    code = int(values[j])
+                    place = code if 0 <= code < num_categories[f] else missing
+                bins[begin + j, f] = missing if values[j] < MISSING_BELOW else place
     return bins
 
 
@@ -188,11 +201,11 @@ def node_tables(
 
 
 @njit(cache=True)
-def partition_rows(bins: Bytes, rows: ClientSpans, tree: NodeTables, segments: Segments) -> None:
+def partition_rows(columns: Bytes, rows: ClientSpans, tree: NodeTables, segments: Segments) -> None:
     """Divide the rows of nodes that were split since the last call, in place.
 
     Args:
-        bins: Bins of all rows `[n, F]`.
+        columns: Bins of all rows, column by column `[F, n]`, since a split reads one of them.
         rows: The clients.
         tree: One iteration of trees.
         segments: The rows of nodes.
@@ -220,13 +233,14 @@ def partition_rows(bins: Bytes, rows: ClientSpans, tree: NodeTables, segments: S
                 if count[child] >= 0:
                     continue
                 table = tree.goes_left[g, c, node]
+                bins = columns[f]
                 first = begin[segments.slot[g, c, node]]
                 last = first + count[segments.slot[g, c, node]]
                 num_left = np.int64(0)
                 num_right = np.int64(0)
                 for j in range(first, last):
                     i = order[j]
-                    is_left = np.int64(table[bins[i, f]])
+                    is_left = np.int64(table[bins[i]])
                     order[first + num_left] = i  # not behind j: what is there has been read
                     scratch[num_right] = i
                     num_left += is_left
@@ -308,6 +322,31 @@ def add_trees(
 
 
 @njit(cache=True)
+def _sum_in_pairs(  # type: ignore[no-untyped-def]
+    bins, rows, is_sampled, gradient, hessian, first_cell, pairs, counts, sums
+):
+    """Sum rows per cell where sums have 32 bits: a gradient and a hessian share a word, in place.
+
+    Hessians are not negative, so that their sum never borrows from that of the gradients. `pairs`
+    and `counts` are 0 before and after.
+    """
+    for j in range(len(rows)):
+        i = rows[j]
+        if len(is_sampled) == 0 or is_sampled[i]:
+            both = (np.int64(gradient[i]) << 32) + np.int64(hessian[i])
+            for f in range(bins.shape[1]):
+                cell = first_cell[f] + np.uint64(bins[i, f])
+                pairs[cell] += both
+                counts[cell] += 1
+    for cell in range(len(pairs)):
+        sums[cell, 0] = pairs[cell] >> 32
+        sums[cell, 1] = pairs[cell] & LOW_BITS
+        sums[cell, 2] = counts[cell]
+    pairs[:] = 0
+    counts[:] = 0
+
+
+@njit(cache=True)
 def sum_histograms(
     bins: Bytes,
     rows: ClientSpans,
@@ -334,6 +373,7 @@ def sum_histograms(
     """
     num_features = bins.shape[1]
     words = np.zeros((out.shape[3], 2), np.int64)
+    scratch = (np.zeros(out.shape[3], np.int64), np.zeros(out.shape[3], np.int32))
     is_whole = len(is_sampled) == 0
     for k in range(len(rows.start)):
         g = rows.model[k]
@@ -359,6 +399,11 @@ def sum_histograms(
                                 sums[cell, 1] += hessian[c, i]
                                 sums[cell, 2] += 1
                     continue
+                if out.itemsize == 4:
+                    own_rows = order[first:end]
+                    units = (gradient[c], hessian[c])
+                    _sum_in_pairs(bins, own_rows, is_sampled, *units, first_cell, *scratch, sums)
+                    continue
                 while first < end:
                     last = min(first + BLOCK_ROWS, end)
                     for j in range(first, last):
@@ -380,20 +425,33 @@ def sum_histograms(
 
 
 @njit(cache=True)
-def add_clients(sums: Sums) -> Ints:
-    """Add the sums of clients `[K, m]` in 64 bits; several times faster than `torch.sum`."""
+def add_clients(sums: Sums, unit: float) -> Floats:
+    """Add the sums of clients in 64 bits; several times faster than `torch.sum`.
+
+    Args:
+        sums: Sums in units, and rows, of one cell after another `[K, 3 m]`.
+        unit: The unit.
+
+    Returns:
+        Sums of gradients and hessians, and rows `[3 m]`.
+    """
     total = np.zeros(sums.shape[1], np.int64)
     for k in range(len(sums)):
-        for cell in range(sums.shape[1]):
-            total[cell] += sums[k, cell]
-    return total
+        for j in range(sums.shape[1]):
+            total[j] += sums[k, j]
+    found = np.empty(len(total))
+    for j in range(0, len(total), 3):
+        found[j] = total[j] * unit
+        found[j + 1] = total[j + 1] * unit
+        found[j + 2] = total[j + 2]
+    return found
 
 
 @njit(cache=True)
 def check_histograms(
-    sums: Sums, offsets: Ints, max_gradient: float, max_hessian: float
+    sums: Sums, offsets: Ints, max_gradient: int, max_hessian: int
 ) -> tuple[Ints, Ints]:
-    """Check the histograms of clients in one pass.
+    """Check the histograms of clients in one pass, without branches in the inner loop.
 
     Args:
         sums: Sums in units, and rows `[K, C, nodes, cells, 3]`.
@@ -411,21 +469,21 @@ def check_histograms(
     for k in range(clients):
         for c in range(margins):
             for node in range(num_nodes):
-                cells = sums[k, c, node]
                 for f in range(len(offsets) - 1):
+                    cells = sums[k, c, node, offsets[f] : offsets[f + 1]]
                     all_g = np.int64(0)
                     all_h = np.int64(0)
                     all_n = np.int64(0)
-                    is_negative = False
-                    is_large = False
-                    for cell in range(offsets[f], offsets[f + 1]):
+                    least_n = np.int64(0)
+                    least_h = np.int64(0)
+                    excess = np.int64(0)
+                    for cell in range(len(cells)):
                         g = np.int64(cells[cell, 0])
                         h = np.int64(cells[cell, 1])
                         n = np.int64(cells[cell, 2])
-                        if n < 0:
-                            is_negative = True
-                        if abs(g) > n * max_gradient or h > n * max_hessian or h < 0:
-                            is_large = True
+                        least_n = min(least_n, n)
+                        least_h = min(least_h, h)
+                        excess = max(excess, abs(g) - n * max_gradient, h - n * max_hessian)
                         all_g += g
                         all_h += h
                         all_n += n
@@ -436,11 +494,104 @@ def check_histograms(
                         own[2] = all_n
                     elif own[0] != all_g or own[1] != all_h or own[2] != all_n:
                         violation[k] = 3 if violation[k] == 0 else violation[k]
-                    if is_negative:
+                    if least_n < 0:
                         violation[k] = 1
-                    elif is_large and violation[k] != 1:
+                    elif (excess > 0 or least_h < 0) and violation[k] != 1:
                         violation[k] = 2
     return violation, totals
+
+
+@njit(cache=True)
+def _add_reported(
+    reports: tuple[Sums, ...],
+    rows: Ints,
+    places: Ints,
+    client: int,
+    margin: int,
+    place: int,
+    first_cell: int,
+    takes: Flags,
+    sign: int,
+    sums: Ints,
+) -> bool:
+    """Add what a client sent last for some bins at a place, in place; return whether it did."""
+    for report in range(len(rows) - 1, -1, -1):
+        row = rows[report, client]
+        if row < 0:
+            continue
+        for at in range(places.shape[2]):
+            if places[report, margin, at] == place:
+                cells = reports[report][row, margin, at, first_cell:]
+                g = np.int64(0)
+                h = np.int64(0)
+                n = np.int64(0)
+                for b in range(len(takes)):
+                    if takes[b]:
+                        g += cells[b, 0]
+                        h += cells[b, 1]
+                        n += cells[b, 2]
+                sums[0] += sign * g
+                sums[1] += sign * h
+                sums[2] += sign * n
+                return True
+    return False
+
+
+@njit(cache=True)
+def find_contradictions(
+    reports: tuple[Sums, ...],
+    rows: Ints,
+    places: Ints,
+    asked: Ints,
+    tree: NodeTables,
+    offsets: Ints,
+    totals: Ints,
+) -> Flags:
+    """Compare totals of nodes with the bins that their parents' splits send to them.
+
+    The sums at a place are those that the client sent for it, or else those of its parent minus
+    those of its sibling, and so on up to the root.
+
+    Args:
+        reports: Sums of earlier levels `[R, C, P, cells, 3]`, the newest last.
+        rows: Row of each client in each report `[reports, K]`; -1 for none.
+        places: Places of the nodes of each report `[reports, C, P]`; -1 for none.
+        asked: Nodes of this level `[C, P]`; -1 for none.
+        tree: The growing tree, of one model.
+        offsets: First cell of each feature `[F + 1]`.
+        totals: Sums that clients sent for these nodes `[K, C, P, 3]`.
+
+    Returns:
+        Clients with another total than follows from what they sent before `[K]`.
+    """
+    is_wrong = np.zeros(len(totals), np.bool_)
+    sums = np.zeros(3, np.int64)
+    for c in range(asked.shape[0]):
+        for p in range(asked.shape[1]):
+            if asked[c, p] <= 0:
+                continue
+            child = tree.place[0, c, asked[c, p]]
+            node = np.int64(0)
+            while tree.place[0, c, node] != (child - 1) // 2:
+                node += 1
+            f = tree.column[0, c, node]
+            takes = tree.goes_left[0, c, node, : offsets[f + 1] - offsets[f]] == (child % 2 == 1)
+            for k in range(len(totals)):
+                sums[:] = 0
+                place = (child - 1) // 2
+                where = (k, c, place, offsets[f], takes)
+                is_known = _add_reported(reports, rows, places, *where, 1, sums)
+                while place > 0 and not is_known:
+                    sibling = place + 1 if place % 2 == 1 else place - 1
+                    where = (k, c, sibling, offsets[f], takes)
+                    if not _add_reported(reports, rows, places, *where, -1, sums):
+                        break
+                    place = (place - 1) // 2
+                    where = (k, c, place, offsets[f], takes)
+                    is_known = _add_reported(reports, rows, places, *where, 1, sums)
+                if is_known and (sums != totals[k, c, p]).any():
+                    is_wrong[k] = True
+    return is_wrong
 
 
 @njit(cache=True, inline="always")
@@ -450,8 +601,27 @@ def _gain(g, h, l2):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def copy_node_sums(sums: Floats, parents: Floats, tree: int, node: int, out: Floats) -> None:
+    """Copy the sums of an open node, in place: siblings have those of their parents minus these.
+
+    Args:
+        sums: Sums of one child of each parent `[trees, P, cells, 3]`.
+        parents: Sums of the parents, of the same shape; empty if there are no siblings.
+        tree: The tree.
+        node: The node among the open ones: the first P, or their siblings in the same order.
+        out: Its sums `[cells, 3]`.
+    """
+    own = node % sums.shape[1]
+    if node < sums.shape[1]:
+        out[:] = sums[tree, own]
+    else:
+        out[:] = parents[tree, own] - sums[tree, own]
+
+
+@njit(cache=True)
 def find_splits(
     sums: Floats,
+    parents: Floats,
     model: Ints,
     offsets: Ints,
     may_split: Flags,
@@ -468,7 +638,9 @@ def find_splits(
     of equal gains wins.
 
     Args:
-        sums: Sums `[N, cells, 3]` of gradients, hessians and rows.
+        sums: Sums of gradients, hessians and rows `[trees, P, cells, 3]` of open nodes.
+        parents: Sums of their parents, of the same shape, if their siblings are open, too: N nodes
+            are then P of a tree, their siblings, P of the next tree, and so on. Else empty.
         model: Which of the G models each node belongs to `[N]`.
         offsets: First cell of each feature `[G, F + 1]`; its last cell is of missing values.
         may_split: Features that may be used `[F]`.
@@ -482,7 +654,9 @@ def find_splits(
         left `[N]`, whether missing values go left `[N]`, categories that go left `[N, W]`, and sums
         `[N, 2, 3]` of both children (the node's own first if there is no split).
     """
-    num_nodes = len(sums)
+    num_nodes = len(model)
+    num_open = num_nodes // len(sums)
+    node_sums = np.empty(sums.shape[2:])
     num_features = len(may_split)
     best_gain = np.zeros(num_nodes)
     best_feature = np.full(num_nodes, -1)
@@ -491,10 +665,11 @@ def find_splits(
     best_words = np.zeros((num_nodes, words))
     children = np.zeros((num_nodes, 2, 3))
     for n in range(num_nodes):
+        copy_node_sums(sums, parents, n // num_open, n % num_open, node_sums)
         first_cell = offsets[model[n]]
-        total_g = sums[n, : first_cell[1], 0].sum()
-        total_h = sums[n, : first_cell[1], 1].sum()
-        rows = sums[n, : first_cell[1], 2].sum()
+        total_g = node_sums[: first_cell[1], 0].sum()
+        total_h = node_sums[: first_cell[1], 1].sum()
+        rows = node_sums[: first_cell[1], 2].sum()
         children[n, 0, 0] = total_g
         children[n, 0, 1] = total_h
         children[n, 0, 2] = rows
@@ -504,7 +679,7 @@ def find_splits(
         for f in range(num_features):
             if not may_split[f]:
                 continue
-            own_sums = sums[n, first_cell[f] : first_cell[f + 1]]
+            own_sums = node_sums[first_cell[f] : first_cell[f + 1]]
             missing = len(own_sums) - 1
             if num_categories[f] > 0:
                 used = np.flatnonzero(own_sums[:, 2] > 0)

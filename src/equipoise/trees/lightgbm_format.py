@@ -125,7 +125,7 @@ def _feature_infos(ensembles: list[Trees], num_categories: Ints) -> list[str]:
 
 
 def _nodes(tree: Trees, num_categories: Ints, scale: float, base: float) -> _Nodes:
-    """Number the nodes of a tree as LightGBM does, from the root on."""
+    """Assign numbers to the nodes of a tree as LightGBM does, from the root on."""
     nodes = _Nodes([], [], [])
 
     def add(node: int) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.trees.arrays import MAX_VAL_LOSS, Flags, Floats, Ints, NodeTables, Sums
+from equipoise.trees.arrays import MAX_VAL_LOSS, Floats, Ints, NodeTables, Sums
 
 TOO_MANY_ROWS = "it has more rows than any client"
 REASONS = (
@@ -16,6 +15,9 @@ REASONS = (
     "its sums are larger than those of its rows can be",
     "its columns do not add up to the same rows",
 )
+
+MIN_REPORTS = 16
+"""Levels of a tree that a kernel of their checks is compiled for; for more there is another."""
 
 
 class Limits(NamedTuple):
@@ -49,7 +51,10 @@ def impossible_sums(sums: Sums, offsets: Ints, limits: Limits) -> tuple[dict[int
     from equipoise.trees.histograms import check_histograms
 
     violation, totals = check_histograms(
-        np.ascontiguousarray(sums), offsets, limits.max_gradient + 1, limits.max_hessian + 1
+        np.ascontiguousarray(sums),
+        offsets,
+        int(limits.max_gradient) + 1,
+        int(limits.max_hessian) + 1,
     )
     found = {int(place): REASONS[violation[place]] for place in np.flatnonzero(violation)}
     if limits.max_rows:
@@ -139,23 +144,21 @@ class SumsHistory:
         Returns:
             The reason by place of a client.
         """
+        from equipoise.trees.histograms import find_contradictions
+
         if tree != self._tree:
             self._tree = tree
             self._reports = []
-        is_wrong = np.zeros(len(ids), np.bool_)
-        for c, p in zip(*np.nonzero(asked > 0), strict=True):
-            place = int(tables.place[0, c, asked[c, p]])
-            parent = (place - 1) // 2
-            node = int(np.flatnonzero(tables.place[0, c] == parent)[0])
-            feature = int(tables.column[0, c, node])
-            cells = slice(int(offsets[feature]), int(offsets[feature + 1]))
-            found, is_known = self._sums_at(ids, int(c), parent, cells)
-            if not is_known.any():
-                continue
-            is_left = tables.goes_left[0, c, node, : cells.stop - cells.start]
-            takes = is_left if place % 2 == 1 else ~is_left
-            expected = found[:, takes].sum(1, dtype=np.int64)
-            is_wrong |= is_known & (expected != totals[:, c, p]).any(1)
+        reports = self._reports
+        if not reports:
+            return {}
+        most = max(report.places.shape[1] for report in reports)
+        places = np.full((len(reports), len(asked), most), -1)
+        for number, report in enumerate(reports):
+            places[number, :, : report.places.shape[1]] = report.places
+        rows = np.stack([_rows_in(ids, report.ids) for report in reports])
+        sent = _same_size([report.sums for report in reports])
+        is_wrong = find_contradictions(sent, rows, places, asked, tables, offsets, totals)
         reason = "its sums do not follow from those of the level above"
         return dict.fromkeys(np.flatnonzero(is_wrong).tolist(), reason)
 
@@ -171,36 +174,21 @@ class SumsHistory:
         places = np.take_along_axis(tables.place[0], np.maximum(asked, 0), 1)
         self._reports.append(_Report(ids, np.where(asked < 0, -1, places), sums))
 
-    def _sums_at(
-        self, ids: Ints, margin: int, place: int, cells: slice
-    ) -> tuple[NDArray[np.int64], Flags]:
-        """Return sums `[K, bins, 3]` of one column at a place, and for whom they are known."""
-        found, is_known = self._reported(ids, margin, place, cells)
-        if is_known.all() or place == 0:
-            return found, is_known
-        sibling = place + 1 if place % 2 == 1 else place - 1
-        other, has_other = self._reported(ids, margin, sibling, cells)
-        if not has_other.any():
-            return found, is_known
-        whole, has_whole = self._sums_at(ids, margin, (place - 1) // 2, cells)
-        follows = ~is_known & has_other & has_whole
-        found[follows] = whole[follows] - other[follows]
-        return found, is_known | follows
 
-    def _reported(
-        self, ids: Ints, margin: int, place: int, cells: slice
-    ) -> tuple[NDArray[np.int64], Flags]:
-        """Return sums `[K, bins, 3]` that clients sent for a place, and who did."""
-        found = np.zeros((len(ids), cells.stop - cells.start, 3), np.int64)
-        is_known = np.zeros(len(ids), np.bool_)
-        for report in reversed(self._reports):
-            at = np.flatnonzero(report.places[margin] == place)
-            if not len(at):
-                continue
-            if not is_known.any() and np.array_equal(ids, report.ids):
-                return report.sums[:, margin, at[0], cells].astype(np.int64), ~is_known
-            mine, theirs = np.nonzero(ids[:, None] == report.ids[None])
-            new = ~is_known[mine]
-            found[mine[new]] = report.sums[theirs[new], margin, at[0], cells]
-            is_known[mine[new]] = True
-        return found, is_known
+def _rows_in(ids: Ints, reported: Ints) -> Ints:
+    """Return the rows of clients `[K]` in a report; -1 for those that are not in it."""
+    if np.array_equal(ids, reported):
+        return np.arange(len(ids))
+    mine, theirs = np.nonzero(ids[:, None] == reported[None])
+    rows = np.full(len(ids), -1)
+    rows[mine] = theirs
+    return rows
+
+
+def _same_size(reports: list[Sums]) -> tuple[Sums, ...]:
+    """Return reports as a tuple of one type and of few lengths: kernels are compiled for each."""
+    kind = np.result_type(*reports)
+    count = max(MIN_REPORTS, 2 ** (len(reports) - 1).bit_length())
+    found: list[Sums] = [np.ascontiguousarray(sums, kind) for sums in reports]
+    found += [np.zeros((0,) * 5, kind)] * (count - len(reports))
+    return tuple(found)

@@ -29,7 +29,7 @@ def write_sealed(path: Path, table: dict[str, Any]) -> None:
     io.make_folder(path.parent, private=True)
     _write(path, table)
     # After the record: a crash in between leaves a record that the next write adds to the index.
-    names = _indexed(path.parent)
+    names = _read_index(path.parent)
     if path.name not in names:
         _write(path.parent / INDEX, {"records": sorted([*names, path.name])})
 
@@ -49,12 +49,12 @@ def read_sealed(path: Path, lost: str) -> dict[str, Any] | None:
     """
     if path.exists():
         return _read(path, lost)
-    if path.name in _indexed(path.parent):
+    if path.name in _read_index(path.parent):
         raise UsageError(f"'{path}' was deleted: {lost}; bring it back from a copy")
     return None
 
 
-def _indexed(folder: Path) -> list[str]:
+def _read_index(folder: Path) -> list[str]:
     """Return the names of the records that were written in a folder."""
     index = folder / INDEX
     if not index.exists():

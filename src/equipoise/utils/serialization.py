@@ -37,6 +37,7 @@ MALFORMED = (
 )
 """Errors of input that does not have the layout."""
 
+ALIGNMENT = 64  # bytes of a cache line
 READ_BLOCK_BYTES = 2**20  # bytes that are read at once
 MAX_CHECKSUM = 2**32 - 1  # of all checksums
 
@@ -117,6 +118,11 @@ def decode(data: bytes) -> tuple[State, Meta]:
 def _texts(structure: Structure, meta: Meta) -> dict[str, str]:
     """Return the texts of the header."""
     return {"structure": json.dumps(structure), "meta": json.dumps(meta)}
+
+
+def align_up(size: int) -> int:
+    """Return the next multiple of `ALIGNMENT`: tensors in shared memory and files begin there."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def tensor_bytes(value: Tensor) -> memoryview:

@@ -135,6 +135,11 @@ class RobustAggregation(MethodWrapper):
         """Return why the inner method does not work under the rule, or an empty text."""
         if not self.shared_param_names(task):
             return "its clients upload no model"
+        if task.info.learner_kind == "trees":
+            return (
+                "its clients upload sums of gradients and no models, and the server checks each of "
+                "them by what rows can have: leave robust empty"
+            )
         if self.capabilities.needs_common_start and self.rule not in CENTRE_RULES:
             return (
                 "its server and its clients each keep a memory of every upload, and a rule that "
@@ -210,7 +215,7 @@ class RobustAggregation(MethodWrapper):
             extra = _replace_by_centre(self._centre, updates.extra)
             return everybody, replace(updates, params=params, extra=extra), server.state
         if self.rule in CLIP_RULES:
-            params = self._clipped(server, updates.params, changes)
+            params = self._clip(server, updates.params, changes)
             return everybody, replace(updates, params=params), server.state
 
         scaled = _scale_blocks(server.task, changes)
@@ -230,7 +235,7 @@ class RobustAggregation(MethodWrapper):
         kept = select(scaled, num_byzantine)
         return kept, pytree.index(updates, kept), server.state
 
-    def _clipped(self, server: Server, params: Params, changes: Params) -> Params:
+    def _clip(self, server: Server, params: Params, changes: Params) -> Params:
         """Clip the updates block by block; models within the bound stay to the bit."""
         result: Params = {}
         for block in _split_blocks(server.task, changes):

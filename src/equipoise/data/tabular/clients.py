@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.data.federated_dataset import SPLITS
+from equipoise.data.federated_dataset import SPLITS, Kind
 from equipoise.data.splits import MIN_CLIENT_ROWS
 from equipoise.data.tabular.config import ColumnConfig, TableConfig
 from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows
+from equipoise.data.tabular.statistics import MIN_TYPE_SHARE
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, target_kind
 from equipoise.utils.errors import UsageError, did_you_mean
@@ -85,12 +86,18 @@ def _has_split(table: Table, name: str) -> bool:
 def drop_unlabelled_rows(
     tables: ClientTables, spec: TargetSpec, config: ColumnConfig
 ) -> tuple[ClientTables, list[Diagnostic]]:
-    """Drop rows without a target; with `--missing refuse`, report them as problems."""
+    """Drop rows without a target; with `--missing refuse`, report them as problems.
+
+    Where many cells of a target of numbers are texts, their rows stay: the target is mistaken, and
+    `infer_target` says so.
+    """
     kind = target_kind(config)
-    diagnostics = []
+    diagnostics, are_many = _check_texts(tables, spec, kind)
     clients = {}
     for client, table in tables.clients.items():
         known = spec.is_known(table, kind)
+        if are_many:
+            known |= spec.invalid_texts(table, kind) != ""
         clients[client] = table if known.all() else table.take(np.flatnonzero(known))
         if config.missing == "refuse" and not known.all():
             rows = list_rows(table.row_numbers[~known].tolist())
@@ -100,6 +107,33 @@ def drop_unlabelled_rows(
     if server is not None:
         server = server.take(np.flatnonzero(spec.is_known(server, kind)))
     return replace(tables, clients=clients, server=server), diagnostics
+
+
+def _check_texts(
+    tables: ClientTables, spec: TargetSpec, kind: Kind
+) -> tuple[list[Diagnostic], bool]:
+    """Look for texts in a target of numbers.
+
+    Returns:
+        Notes on clients with a few of them, and whether they are too many to be slips.
+    """
+    notes = []
+    num_rows = 0
+    num_invalid = 0
+    for client, table in tables.clients.items():
+        texts = spec.invalid_texts(table, kind)
+        wrong = np.flatnonzero(texts != "")
+        num_rows += int((spec.is_known(table, kind) | (texts != "")).sum())
+        num_invalid += len(wrong)
+        if len(wrong):
+            are_left_out = "is left out" if len(wrong) == 1 else "are left out"
+            message = (
+                f"{list_names(list(dict.fromkeys(texts[wrong].tolist())))} is no number: "
+                f"{list_rows(table.row_numbers[wrong].tolist())} {are_left_out}"
+            )
+            notes.append(Diagnostic(message, False, client, spec.target.column))
+    are_many = num_invalid > (1 - MIN_TYPE_SHARE) * num_rows
+    return [] if are_many else notes, are_many
 
 
 def min_client_rows(config: TableConfig) -> int:

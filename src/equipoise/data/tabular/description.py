@@ -21,6 +21,7 @@ from equipoise.data.tabular.statistics import moments
 from equipoise.data.tabular.table import ClientTables, Table
 
 MAX_LISTED_CATEGORIES = 6
+MIN_MAJORITY_SHARE = 0.8  # of the rows in one of two classes, from which accuracy misleads
 MAX_LISTED_TEXTS = 3
 
 
@@ -121,8 +122,23 @@ def describe_tables(
         fitted.target,
         tuple(clients),
         tuple(columns),
-        (*prepared.diagnostics, *unread),
+        (*prepared.diagnostics, *unread, *_check_balance(clients, fitted.target)),
     )
+
+
+def _check_balance(clients: Sequence[ClientDescription], target: Target | None) -> list[Diagnostic]:
+    """Report that one of two classes is so frequent that accuracy says little."""
+    if target is None or len(target.classes) != 2:
+        return []
+    counts = np.array([client.classes for client in clients if client.classes]).sum(0)
+    share = counts.max() / max(1, counts.sum())
+    if share < MIN_MAJORITY_SHARE:
+        return []
+    message = (
+        f"{100 * share:.0f} % of the rows are of class '{target.classes[counts.argmax()]}', and a "
+        "constant has that accuracy: --metric auc scores whether rows are put in the right order"
+    )
+    return [Diagnostic(message, option="--metric auc")]
 
 
 def _unread_numbers(

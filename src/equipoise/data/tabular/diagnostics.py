@@ -19,7 +19,8 @@ class Diagnostic:
         is_problem: Whether it stops a run.
         client: The client that it concerns, if it concerns one.
         column: The column that it concerns, if it concerns one.
-        option: The option that would solve the problem, such as `--small-clients pool`.
+        option: The option that would solve the problem or that a note advises, such as
+            `--small-clients pool`.
     """
 
     message: str

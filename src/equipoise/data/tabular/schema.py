@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -10,13 +11,13 @@ from equipoise.data.tabular.config import ColumnConfig, parse_names
 from equipoise.data.tabular.diagnostics import Diagnostic
 from equipoise.data.tabular.preprocessing import Category, Date, DroppedColumn, Encoder, Number
 from equipoise.data.tabular.statistics import (
+    MIN_TYPE_SHARE,
     ClientStatistics,
     ColumnStatistics,
     DateStatistics,
     merge_columns,
 )
 
-MIN_TYPE_SHARE = 0.9  # share of values that makes a column one of numbers, or of dates
 MAX_CATEGORY_NUMBERS = 10  # whole numbers with at most this many values are categories
 MIN_ROWS_PER_CATEGORY_NUMBER = 10  # if each has at least this many rows on average
 MIN_CATEGORY_ROWS = 5  # categories with fewer rows are merged into "(other)"
@@ -24,6 +25,8 @@ MAX_CATEGORIES = 50
 MIN_IDENTIFIER_ROWS = 20  # columns with fewer rows are not taken for row numbers
 MIN_EXPECTED_REPEATS = 3.0  # equal pairs that measurements of the same range would have
 MIN_UNIQUE_PAIRS = 5000  # pairs of rows of which none is equal, whatever the range
+MIN_SITE_RANGES = 10  # sites whose numbers must not overlap in a column of identifiers
+MAX_RANGE_OVERLAP = 1.1  # of the sum of their ranges over the union; a few may be mistaken
 MAX_PERSON_NAMES = 10  # a column of names with more distinct texts names people
 IDENTIFIER_NAME = re.compile(
     r"(^|[_\s.-])(id|ids|pid|uid|uuid|guid|nr|no|index|key|mrn)$|^unnamed|^\(column", re.IGNORECASE
@@ -31,7 +34,7 @@ IDENTIFIER_NAME = re.compile(
 CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|No|Num)$")
 CODE_NAME = re.compile(
     r"(^|[_\s.-])(id|ids|pid|code|zip|zipcode|postcode|plz|person|patient|subject|school|student"
-    r"|pupil|teacher|lecturer|doctor|household|family|village|commune)$|[a-z](Id|ID|Code)$",
+    r"|pupil|teacher|lecturer|doctor|household|family|mother|mom|father|village|commune)$|[a-z](Id|ID|Code)$",
     re.IGNORECASE,
 )
 """Names of columns whose numbers stand for schools or people, and which may repeat."""
@@ -142,7 +145,8 @@ def _is_identifier(column: ColumnStatistics) -> bool:
 
     These are whole numbers that never repeat at a client, although measurements of the same range
     would, by the birthday paradox: of P pairs of rows, P / range are equal on average. Where the
-    range is wide, thousands of pairs without an equal one say the same.
+    range is wide, thousands of pairs without an equal one say the same. Numbers of families may
+    repeat; they are known by ranges of sites that do not overlap.
     """
     count = column.numbers.count
     if not column.all_integers or count < MIN_IDENTIFIER_ROWS:
@@ -154,9 +158,26 @@ def _is_identifier(column: ColumnStatistics) -> bool:
         num_values = column.histogram[-1][0] - column.histogram[0][0] + 1
         if num_pairs >= min(MIN_EXPECTED_REPEATS * num_values, MIN_UNIQUE_PAIRS):
             return True
+    if _is_numbered_by_site(column):
+        return True
     name = column.name
     has_name = any(n.search(name) for n in (IDENTIFIER_NAME, CAMEL_IDENTIFIER_NAME, CODE_NAME))
     return has_name and column.num_unique >= MIN_TYPE_SHARE * column.numbers.count
+
+
+def _is_numbered_by_site(column: ColumnStatistics) -> bool:
+    """Whether many sites have several numbers each, and each a range of its own.
+
+    Measurements of sites overlap: the sum of their ranges is a multiple of the union.
+    """
+    if len(column.ranges) < MIN_SITE_RANGES or column.num_unique <= MAX_CATEGORIES:
+        return False
+    union = 0.0
+    end = -math.inf
+    for low, high in sorted(column.ranges):
+        union += max(0.0, high - max(low, end))
+        end = max(end, high)
+    return sum(high - low for low, high in column.ranges) <= MAX_RANGE_OVERLAP * union
 
 
 def _is_code(column: ColumnStatistics, num_values: int) -> bool:

@@ -22,6 +22,7 @@ from equipoise.utils.record import Record
 T = TypeVar("T", str, float)
 Count = Annotated[int, Meta(ge=0)]
 
+MIN_TYPE_SHARE = 0.9  # share of values that makes a column one of numbers, or of dates
 HISTOGRAM_DIGITS = 3  # significant digits of the bins of a histogram
 MAX_MAGNITUDE = 1e100  # of a number in a table; sums of squares of more would overflow
 MAX_COUNTED_TEXTS = 1000  # distinct texts of a column that a client counts one by one
@@ -86,6 +87,7 @@ class ColumnStatistics(Record, frozen=True):
         histogram_is_exact: Whether rounding to the bins of the histogram changed no number.
         num_unique: Distinct numbers, summed over clients.
         num_pairs: Pairs of numbers of one client, summed over clients: so many chances to be equal.
+        ranges: Lowest and highest number of each client after rounding to the bins, if they differ.
         histogram: Pairs (number, count) after rounding to three significant digits.
         text_counts: Pairs (text, count); empty where texts are suppressed.
         num_text: Cells that are texts.
@@ -103,6 +105,7 @@ class ColumnStatistics(Record, frozen=True):
     histogram_is_exact: bool
     num_unique: Count
     num_pairs: Count
+    ranges: tuple[tuple[float, float], ...]
     histogram: tuple[tuple[float, Count], ...]
     text_counts: tuple[tuple[str, Count], ...]
     num_text: Count
@@ -126,6 +129,7 @@ class ColumnStatistics(Record, frozen=True):
             histogram_is_exact=self.histogram_is_exact and other.histogram_is_exact,
             num_unique=self.num_unique + other.num_unique,
             num_pairs=self.num_pairs + other.num_pairs,
+            ranges=self.ranges + other.ranges,
             histogram=_add_counts(self.histogram, other.histogram),
             text_counts=_add_counts(self.text_counts, other.text_counts),
             num_text=self.num_text + other.num_text,
@@ -244,6 +248,7 @@ def column_statistics(
         histogram_is_exact=bool((values == bins).all()),
         num_unique=num_unique,
         num_pairs=num_pairs,
+        ranges=_ranges(numbers, origin),
         histogram=_histogram(bins, value_counts),
         text_counts=tuple(sorted(zip(counted_texts, text_counts.tolist(), strict=False))),
         num_text=num_text,
@@ -283,6 +288,20 @@ def round_to_bins(values: Floats) -> Floats:
         float(f"{value:.{HISTOGRAM_DIGITS - 1}e}") for value in values[~is_certain].tolist()
     ]
     return rounded
+
+
+def _ranges(numbers: Floats, origin: NDArray[np.int64] | None) -> tuple[tuple[float, float], ...]:
+    """Return the lowest and highest number of each client of a pool, if they differ."""
+    if not len(numbers):
+        return ()
+    if origin is None:
+        origin = np.zeros(len(numbers), np.int64)
+    order = np.lexsort((numbers, origin))
+    is_first = np.append(True, np.diff(origin[order]) != 0)
+    is_last = np.append(is_first[1:], True)
+    low, high = (round_to_bins(numbers[order][ends]) for ends in (is_first, is_last))
+    differ = low < high
+    return tuple(zip(low[differ].tolist(), high[differ].tolist(), strict=True))
 
 
 def _histogram(bins: Floats, counts: NDArray[np.int64]) -> tuple[tuple[float, int], ...]:

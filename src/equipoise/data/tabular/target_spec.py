@@ -114,6 +114,20 @@ class TargetSpec(Record, frozen=True):
             known &= ~(np.isnan(events.numbers) if self.event.needs_number else events.missing)
         return known
 
+    def invalid_texts(self, table: Table, kind: Kind) -> AnyArray:
+        """Return the text of each row `[n]` where a number is needed; empty where nothing is wrong.
+
+        A text that means a missing number is not wrong.
+        """
+        found = np.full(len(table), "", object)
+        if not self.needs_number(kind):
+            return found
+        column = table.columns[self.target.column]
+        rows = np.flatnonzero(column.codes >= 0)
+        texts = column.texts.take(column.codes[rows])
+        found[rows] = ["" if text.lower() in MISSING_NUMBER_TEXTS else text for text in texts]
+        return found
+
     def read(self, table: Table, target: Target) -> AnyArray:
         """Read the targets of rows whose target is known.
 
@@ -243,10 +257,9 @@ def _infer_classes(
         not column.all_integers or not column.histogram_is_exact or num_numbers > MAX_CLASS_NUMBERS
     )
     if looks_measured and not config.target_type:
-        threshold = f'"{spec.target.column} > {format_number(column.median)}"'
         message = (
-            f"has {num_numbers} or more different numbers: say --target-type regression, "
-            f"or --target {threshold} for two classes, or --target-type classification"
+            f"has {num_numbers} or more different numbers: say --target-type regression, or "
+            f"--target {_threshold(column, spec)} for two classes, or --target-type classification"
         )
         return None, [_problem(spec, message, "--target-type regression")]
     if column.num_suppressed or not column.histogram_is_exact or num_classes > MAX_CLASSES:
@@ -255,7 +268,49 @@ def _infer_classes(
         return None, [_problem(spec, "has one value only: there is nothing to tell apart")]
     numbers = [format_number(value) for value, _ in column.histogram]
     texts = [text for text, _ in column.text_counts]
-    return Target("classification", spec.target.name, (*numbers, *texts)), []
+    alike = _classes_alike(texts)
+    if alike and not config.target_type:
+        return None, [_problem(spec, _alike_message(alike, column, spec))]
+    target = Target("classification", spec.target.name, (*numbers, *texts))
+    if config.target_type or texts or len(numbers) == 2:
+        return target, []
+    message = (
+        f"the target has {len(numbers)} different whole numbers, which are taken as classes "
+        f"without an order: --target-type regression predicts a number, --target "
+        f"{_threshold(column, spec)} tells two classes apart, --target-type classification "
+        "confirms this"
+    )
+    return target, [Diagnostic(message, column=spec.target.column)]
+
+
+def _classes_alike(texts: Sequence[str]) -> list[list[str]]:
+    """Return groups of texts that are equal but for case and white space."""
+    by_form: dict[str, list[str]] = {}
+    for text in texts:
+        by_form.setdefault("".join(text.lower().split()), []).append(text)
+    return [found for found in by_form.values() if len(found) > 1]
+
+
+def _alike_message(
+    alike: Sequence[Sequence[str]], column: ColumnStatistics, spec: TargetSpec
+) -> str:
+    """Say which classes are probably the same, and what to do."""
+    listed = "; ".join(" and ".join(map(repr, group)) for group in alike)
+    doubtful = {text for group in alike for text in group}
+    counts = {text: count for text, count in column.text_counts if text not in doubtful}
+    way_out = ""
+    if counts:
+        other = max(counts, key=lambda text: counts[text])
+        way_out = f'ask for two classes by --target "{spec.target.column} != {other}", or '
+    return (
+        f"has classes that differ in capital letters or spaces alone: {listed}. Correct the "
+        f"cells, or {way_out}confirm them by --target-type classification"
+    )
+
+
+def _threshold(column: ColumnStatistics, spec: TargetSpec) -> str:
+    """Write two classes about the median, as on the command line."""
+    return f'"{spec.target.column} > {format_number(column.median)}"'
 
 
 def _check_cells(column: ColumnStatistics, spec: TargetSpec, kind: Kind) -> list[Diagnostic]:

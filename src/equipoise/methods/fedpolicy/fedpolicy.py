@@ -8,8 +8,8 @@ With the global model (B, H) of backbone and head, and a client's own (b, h), a 
 
     full (B, H)     backbone (B, h)     head (b, H)     none (b, h)
 
-FedPolicy sits on a base method, FedAvg by default, whose other decisions stay as they are.
-One round:
+FedPolicy sits on a base method, whose other decisions stay as they are: by default FedAvg with
+server momentum, and plain FedAvg if the policy is one part for all. One round:
 
   1. the server assigns a part to each client and may ask it to probe (`distribute`);
   2. a client that probes scores all parts, then installs the one assigned (`receive`);
@@ -56,9 +56,11 @@ POLICIES: dict[str, type[policies.Policy]] = {
     "gate": policies.GatePolicy,
     "trained": policies.TrainedPolicy,
     "dqn": policies.OnlineDqn,
-    "endgame": policies.EndgameBandit,
     "random": policies.RandomPart,
 }
+
+
+MODERATE_MOMENTUM = "server_momentum=0.5"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,16 @@ class FedPolicy(ComposedMethod):
 
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
+    base: str = option(
+        "auto",
+        "method that takes all other decisions; auto: fedavg if the policy is one part for all, "
+        "so that full is FedAvg, else fedavgm",
+    )
+    base_options: str = option(
+        "",
+        "options of that method, as 'name=value name=value'; empty: server_momentum=0.5 for "
+        "fedavgm, the defaults for others",
+    )
     policy: str = option(
         "gate",
         "policy that chooses the part a client installs: one of "
@@ -104,10 +116,29 @@ class FedPolicy(ComposedMethod):
         return {**super().report_ranges, "scores": FRACTION}
 
     @property
+    def given_base(self) -> str:
+        """Name of the base method; see `base`."""
+        if self.base != "auto":
+            return self.base
+        return "fedavg" if self.policy in self.sets.names else "fedavgm"
+
+    @property
+    def given_base_options(self) -> str:
+        """Options with which the base is built; see `base_options`."""
+        if self.given_base == "fedavgm" and not self.base_options:
+            return MODERATE_MOMENTUM
+        return self.base_options
+
+    @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Return those of the base, except that clients keep the blocks they do not install."""
+        """Return those of the base, except that clients keep the blocks they do not install.
+
+        Policies that probe also compare the clients' uploads with each other.
+        """
+        inner = self.inner.capabilities
         return replace(
-            self.inner.capabilities,
+            inner,
+            aggregates_by_sum=inner.aggregates_by_sum and not self.agent.probes,
             needs_previous_model=True,
             sends_every_block=self.agent.always_full,
         )
@@ -200,7 +231,7 @@ class FedPolicy(ComposedMethod):
             )
         if reason:
             raise UsageError(
-                f"{self.name} cannot sit on '{self.base}': {reason}; choose another --base"
+                f"{self.name} cannot sit on '{self.given_base}': {reason}; choose another --base"
             )
         self.require_two_blocks(task)
         self.inner.check(task, training)
@@ -288,8 +319,11 @@ class FedPolicy(ComposedMethod):
         client_table = state.record_parts(client_table, ids, self.sets, part, server.round)
         server_state["client_table"] = client_table
         if self.agent.probes:
+            policy_state = self.agent.record_updates(
+                server, server_state["policy_state"], ids, updates.params
+            )
             server_state["policy_state"] = self.agent.record_probes(
-                server, server_state["policy_state"], ids, updates.metrics["scores"]
+                server, policy_state, ids, updates.metrics["scores"]
             )
         if not self.uses_block_weights:
             return weights, server_state

@@ -41,30 +41,43 @@ FEATURES = (
     "uncertainty",
     "share left x mean advantage of full",
     "share left x own advantage of full",
+    "alignment",
+    "lack of alignment",
+    "has left the gate",
+    "gate: full",
+    "gate: backbone",
+    "gate: head",
+    "gate: none",
 )
 """The F features of a client; see :func:`client_features`."""
-HIDDEN_UNITS = 16
+HIDDEN_UNITS = 8
 DECISIONS_PER_RUN = 12  # a part is held for a twelfth of the run
 SHIPPED_FILE = "trained.json"
 ROW_VARIANCE = 0.1  # of the difference of two scores on one row: how often two models disagree
 ADVANTAGE_SCALE = 5.0  # brings accuracy differences, relative to the best accuracy, to order one
+LOW_ALIGNMENT = 0.2  # below which updates hardly point where those of the others do
 MAX_FEATURE = 3.0
-START_SLOPE = 4.0  # of the value of `full` in the share of the run that is left
+START_VALUE = 3.0  # of the gate's part: others have a chance of e^-3 each when training starts
 
 
 class Observation(NamedTuple):
     """What the server knows of the clients of a federation; `...` are federations side by side.
 
     Attributes:
-        accuracy: Of the model after installing each part, at the last probe `[..., C, P]`.
+        smoothed: Accuracy of the model after installing each part, over probes `[..., C, P]`.
+        accuracy: The same at the last probe.
         previous: The same at the probe before; equal to `accuracy` if there was none.
         is_known: Whether the client has probed `[..., C]`.
         installs: Blocks that the client installed last, backbone and head `[..., C, 2]`.
         num_rows: Training rows `[..., C]`.
         num_val_rows: Validation rows `[..., C]`.
         time_left: Share of the run that is left `[...]`.
+        gate_part: Part that the gate chooses `[..., C]`.
+        has_left: Whether the client has left the gate `[..., C]`.
+        alignment: Of the client's first updates with those of the others `[..., C]`.
     """
 
+    smoothed: Tensor
     accuracy: Tensor
     previous: Tensor
     is_known: Tensor
@@ -72,6 +85,9 @@ class Observation(NamedTuple):
     num_rows: Tensor
     num_val_rows: Tensor
     time_left: Tensor
+    gate_part: Tensor
+    has_left: Tensor
+    alignment: Tensor
 
 
 class Advantages(NamedTuple):
@@ -122,10 +138,11 @@ def client_features(seen: Observation) -> Tensor:
     """Return the features of every client `[..., C, F]`, see :data:`FEATURES`."""
     known = seen.is_known.to(DTYPE)[..., None]
     accuracy = seen.accuracy.to(DTYPE)
-    found = shrunk_advantages(accuracy, seen.is_known, seen.num_val_rows)
+    found = shrunk_advantages(seen.smoothed.to(DTYPE), seen.is_known, seen.num_val_rows)
     rise = _mean_of_known(accuracy - seen.previous.to(DTYPE), known) / found.top
     size = seen.num_rows.to(DTYPE)[..., None]
     log_size = (size / _mean_of_known(size, known).clamp(min=TINY)).clamp(min=TINY).log()
+    alignment = seen.alignment.to(DTYPE)[..., None]
     installs = seen.installs.to(DTYPE)
     shape = (*accuracy.shape[:-1], 1)
     left = seen.time_left.to(DTYPE)[..., None, None].expand(shape)
@@ -144,6 +161,10 @@ def client_features(seen: Observation) -> Tensor:
         ADVANTAGE_SCALE * found.noise.sqrt(),
         left * center[..., :1],
         left * own[..., :1],
+        ADVANTAGE_SCALE * alignment,
+        2 * ADVANTAGE_SCALE * (LOW_ALIGNMENT - alignment).clamp(min=0.0),
+        seen.has_left.to(DTYPE)[..., None],
+        torch.nn.functional.one_hot(seen.gate_part, len(PAPER_PARTS)).to(DTYPE),
     ]
     return torch.cat(columns, -1).clamp(-MAX_FEATURE, MAX_FEATURE)
 
@@ -167,10 +188,10 @@ class PolicyNetwork(NamedTuple):
 
 
 def init_network(generator: torch.Generator) -> PolicyNetwork:
-    """Return the network of the schedule `full:0.7,none`, with other parts a little less likely."""
+    """Return a network that prefers the gate's part, whatever else it observes."""
     linear = torch.zeros(len(FEATURES), len(PAPER_PARTS), dtype=DTYPE)
-    linear[FEATURES.index("share of the run that is left"), 0] = START_SLOPE
-    linear[FEATURES.index("one")] = torch.tensor([-0.3 * START_SLOPE, -0.5, -0.5, 0.0], dtype=DTYPE)
+    first = FEATURES.index("gate: full")
+    linear[first:] = START_VALUE * torch.eye(len(PAPER_PARTS), dtype=DTYPE)
     hidden = torch.randn(len(FEATURES), HIDDEN_UNITS, dtype=DTYPE, generator=generator)
     output = torch.zeros(HIDDEN_UNITS, len(PAPER_PARTS), dtype=DTYPE)
     return PolicyNetwork(linear, hidden / len(FEATURES) ** 0.5, output)

@@ -4,11 +4,14 @@ An episode is a whole small federation. Its clients and their needs are drawn an
 rows, rotated or scrambled inputs, permuted labels, and mixtures of these. At every decision the
 policy samples a part for each client, which holds it for a twelfth of the run. At the end
 
-    return_i = accuracy of client i's own model
+    return_i = accuracy of client i's own model (mean of that as it is and fine-tuned)
                + TEAM_SHARE x mean (accuracy of own models + GLOBAL_SHARE x that of the global one)
 
-relative to the mean accuracy of own models. What the others gain must count much: a client that
-keeps its own model gains alone by it, and all lose when nobody shares.
+relative to the mean accuracy of own models. What the others gain must count: a client that keeps
+its own model gains alone by it, and all lose when nobody shares.
+
+The policy starts as the gate: it observes the gate's choice and prefers it. Training changes by how
+much, and when not.
 
 Every federation is played by `REPLICAS` teams with the same data, start and mini-batches, which
 differ only in the sampled parts; the mean return of a client over its replicas is the baseline of
@@ -37,13 +40,22 @@ from equipoise.methods.fedpolicy.network import (
     PolicyNetwork,
     client_features,
     init_network,
+    shrunk_advantages,
+)
+from equipoise.methods.fedpolicy.policies import (
+    BODY_PART,
+    NONE_PART,
+    SMOOTHING,
+    GateEvidence,
+    gate_decisions,
+    update_alignment,
 )
 from equipoise.methods.fedpolicy.state import FULL_STEP_WEIGHT, TINY
 from equipoise.rl.nn import DTYPE
 
-TEAM_SHARE = 4.0
+TEAM_SHARE = 2.0
 GLOBAL_SHARE = 0.25
-REPLICAS = 4
+REPLICAS = 6
 CLIP = 0.2  # of the ratio of PPO
 STEPS_PER_BATCH = 4
 MIN_LEVEL = 0.05  # of the mean accuracy, by which returns are divided
@@ -51,21 +63,24 @@ INPUTS = 20
 HIDDEN = 24
 CLASSES = 10
 MODES = 4  # clusters of inputs in each class
-BATCH_ROWS = 10
-TEST_ROWS = 60
+BATCH_ROWS = 16
+TEST_ROWS = 240
 STALENESS_DECAY = 0.5
+TUNING_EPOCHS = 4
+TUNING_RATE = 0.1  # of the rate of the first round
 MAX_ROWS = 120  # training rows of a client
+GATE_CHOICES = torch.tensor([True, True, False, True])  # all parts but `head`
 
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
     """Options of a training run."""
 
-    batches: int = option(100, "batches of episodes", low=1)
-    federations: int = option(12, "federations in a batch, each played by several teams", low=1)
+    batches: int = option(60, "batches of episodes", low=1)
+    federations: int = option(8, "federations in a batch, each played by several teams", low=1)
     clients: int = option(10, "clients of a federation", low=2)
     rounds: int = option(24, "rounds of a federation", low=2)
-    lr: float = option(0.015, "learning rate of Adam in the first batch; it falls to 0", above=0)
+    lr: float = option(0.03, "learning rate of Adam in the first batch; it falls to 0", above=0)
     entropy: float = option(0.01, "weight of the entropy in the first batch; falls to 0", low=0)
     seed: int = option(1, "seed of everything", low=0)
 
@@ -100,6 +115,7 @@ class Federations(NamedTuple):
         lr: Learning rate of the first round `[E]`.
         falls: Whether the rate falls to a hundredth over the run `[E]`.
         epochs: Local epochs `[E]`.
+        momentum: Of the server's step `[E]`.
         kind: Name of each federation's population.
     """
 
@@ -114,6 +130,7 @@ class Federations(NamedTuple):
     lr: Tensor
     falls: Tensor
     epochs: Tensor
+    momentum: Tensor
     kind: tuple[str, ...]
 
 
@@ -197,9 +214,10 @@ def draw_federations(count: int, clients: int, generator: torch.Generator) -> Fe
         val_size=torch.stack(drawn["val_size"]).reshape(count, clients),
         test_x=x[:, :, -TEST_ROWS:],
         test_y=y[:, :, -TEST_ROWS:],
-        lr=uniform(math.log(0.2), math.log(1.0), count).exp(),
+        lr=uniform(math.log(0.3), math.log(1.2), count).exp(),
         falls=torch.rand(count, generator=generator) < 0.7,
-        epochs=torch.randint(2, 4, (count,), generator=generator),
+        epochs=torch.randint(1, 3, (count,), generator=generator),
+        momentum=0.5 * (torch.rand(count, generator=generator) < 0.5),
         kind=tuple(kinds),
     )
 
@@ -286,31 +304,56 @@ def install(parts: Tensor, received: Model, own: Model) -> Model:
     )
 
 
-def aggregate(received: Model, own: Model, size: Tensor, ages: Tensor) -> Model:
-    """Return the next global models: as `BlockSets.block_weights` and `damp_stale_blocks`.
+def aggregate(
+    received: Model, velocity: Model, own: Model, data: Federations, ages: Tensor
+) -> tuple[Model, Model]:
+    """Return the next global models and their velocity: FedAvgM with the weights of `BlockSets`.
 
     Args:
         received: The global models.
+        velocity: Their last step.
         own: The clients' uploads.
-        size: Rows of each client `[E, C]`, its weight.
+        data: Rows and momentum of the federations.
         ages: Rounds since each client installed backbone and head `[E, C, 2]`.
     """
     fresh = STALENESS_DECAY ** ages.float()
-    weights = size[..., None] * fresh / fresh.max(1, keepdim=True).values
+    weights = data.size[..., None] * fresh / fresh.max(1, keepdim=True).values
     weights = weights / weights.sum(1, keepdim=True)
-    moves = (fresh.mean(1) / FULL_STEP_WEIGHT).clamp(max=1.0)
-
-    def mean(old: Tensor, new: Tensor, block: int) -> Tensor:
+    is_shared = (ages == 0).any(1)
+    moves = (fresh.mean(1) / FULL_STEP_WEIGHT).clamp(max=1.0) * is_shared
+    steps = []
+    models = []
+    for old, last, new, block in zip(received, velocity, own, (0, 0, 1, 1), strict=True):
         ones = [1] * (new.dim() - 2)
-        average = (weights[..., block].reshape(*weights.shape[:2], *ones) * new).sum(1, True)
-        return old + moves[:, block].reshape(-1, 1, *ones) * (average - old)
+        mean = (weights[..., block].reshape(*weights.shape[:2], *ones) * new).sum(1, True)
+        steps.append(data.momentum.reshape(-1, 1, *ones) * last + (mean - old))
+        models.append(old + moves[:, block].reshape(-1, 1, *ones) * steps[-1])
+    return Model(*models), Model(*steps)
 
-    return Model(
-        mean(received.w1, own.w1, 0),
-        mean(received.b1, own.b1, 0),
-        mean(received.w2, own.w2, 1),
-        mean(received.b2, own.b2, 1),
+
+def finetune(own: Model, data: Federations, draws: Tensor) -> Model:
+    """Fine-tune all clients of the federations in which that pays on validation rows.
+
+    As at the end of a run, models stay as they are unless the mean gain over clients exceeds its
+    standard error.
+
+    Args:
+        own: Models of the clients.
+        data: Their data.
+        draws: Uniform numbers `[max steps, E, C, BATCH_ROWS]` that choose rows.
+    """
+    steps = (TUNING_EPOCHS * data.size / BATCH_ROWS).ceil().long()
+    tuned = train_clients(own, data, TUNING_RATE * data.lr, draws, steps)
+    before, after = (
+        accuracy(model, data.val_x, data.val_y, data.val_size) for model in (own, tuned)
     )
+    gain = after - before
+    pays = gain.mean(1) > gain.std(1) / gain.shape[1] ** 0.5
+
+    def select(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(pays.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+    return Model(*(select(new, old) for new, old in zip(tuned, own, strict=True)))
 
 
 class Episode(NamedTuple):
@@ -318,12 +361,14 @@ class Episode(NamedTuple):
 
     Attributes:
         personal: Test accuracy of each client's own model at the end `[E, C]`.
+        tuned: The same after fine-tuning `[E, C]`.
         global_: Test accuracy of the global model on each client's rows `[E, C]`.
         features: What the policy observed at each decision `[D, E, C, F]`.
         actions: The parts that it chose `[D, E, C]`.
     """
 
     personal: Tensor
+    tuned: Tensor
     global_: Tensor
     features: Tensor
     actions: Tensor
@@ -331,6 +376,81 @@ class Episode(NamedTuple):
 
 Choose = Callable[[Tensor, float], Tensor]
 """Maps features `[E, C, F]` and the share of the run that is over to parts `[E, C]`."""
+
+
+class Memory(NamedTuple):
+    """What the server remembers of E federations.
+
+    Attributes:
+        parts: Part that each client holds `[E, C]`.
+        installed_round: When it last installed backbone and head `[E, C, 2]`.
+        has_left: Whether it has left the gate `[E, C]`.
+        alignment: Of its first updates with those of the others `[E, C]`.
+        accuracy: Scores of the last probe `[E, C, P]`; None before the first.
+        previous: Those of the probe before, or the same.
+        smoothed: Those over probes.
+    """
+
+    parts: Tensor
+    installed_round: Tensor
+    has_left: Tensor
+    alignment: Tensor
+    accuracy: Tensor | None = None
+    previous: Tensor | None = None
+    smoothed: Tensor | None = None
+
+    @classmethod
+    def at_start(cls, count: int, clients: int) -> Memory:
+        """Return the memory of federations in which everybody takes `full`."""
+        parts = torch.zeros(count, clients, dtype=torch.int64)
+        return cls(
+            parts,
+            torch.zeros(count, clients, 2, dtype=torch.int64),
+            torch.zeros_like(parts, dtype=torch.bool),
+            torch.zeros_like(parts, dtype=DTYPE),
+        )
+
+    def after_probe(self, received: Model, own: Model, data: Federations) -> Memory:
+        """Return the memory after all clients scored all parts on their validation rows."""
+        scores = [
+            accuracy(
+                install(torch.full_like(self.parts, part), received, own),
+                data.val_x,
+                data.val_y,
+                data.val_size,
+            )
+            for part in range(len(FOUR_PARTS))
+        ]
+        probe = torch.stack(scores, -1)
+        if self.accuracy is None or self.smoothed is None:
+            return self._replace(accuracy=probe, previous=probe, smoothed=probe)
+        smoothed = torch.lerp(self.smoothed, probe, SMOOTHING)
+        return self._replace(accuracy=probe, previous=self.accuracy, smoothed=smoothed)
+
+    def observe(self, data: Federations, over: float) -> tuple[Tensor, Memory]:
+        """Let the gate decide; return the clients' features `[E, C, F]` and the memory."""
+        assert self.accuracy is not None
+        assert self.previous is not None
+        assert self.smoothed is not None
+        known = torch.ones_like(self.has_left)
+        found = shrunk_advantages(self.smoothed.to(DTYPE), known, data.val_size)
+        gain = self.smoothed[..., BODY_PART] - self.smoothed[..., NONE_PART]
+        evidence = GateEvidence(found.center + found.deviation, gain, self.alignment)
+        gate_part, has_left = gate_decisions(evidence, self.has_left, over, GATE_CHOICES)
+        seen = Observation(
+            smoothed=self.smoothed,
+            accuracy=self.accuracy,
+            previous=self.previous,
+            is_known=known,
+            installs=FOUR_PARTS.membership[self.parts],
+            num_rows=data.size,
+            num_val_rows=data.val_size,
+            time_left=torch.full((len(known),), 1.0 - over),
+            gate_part=gate_part,
+            has_left=has_left,
+            alignment=self.alignment,
+        )
+        return client_features(seen), self._replace(has_left=has_left)
 
 
 def play(
@@ -351,55 +471,40 @@ def play(
         start(INPUTS, HIDDEN), zeros, start(HIDDEN, CLASSES), zeros[..., :CLASSES].clone()
     )
     own = Model(*(value.expand(-1, clients, *value.shape[2:]).contiguous() for value in received))
-    installed_round = torch.zeros(count, clients, 2, dtype=torch.int64)
-    parts = torch.zeros(count, clients, dtype=torch.int64)
+    velocity = Model(*(torch.zeros_like(value) for value in received))
+    memory = Memory.at_start(count, clients)
     steps = (data.epochs[:, None] * data.size / BATCH_ROWS).ceil().long()
     hold = max(1, round(rounds / DECISIONS_PER_RUN))
-    known = torch.ones(count, clients, dtype=torch.bool)
-    probe = previous = None
     observed = []
     actions = []
     for round_ in range(1, rounds + 1):
-        if probe is not None and (round_ - 1) % hold == 0:
+        if memory.accuracy is not None and (round_ - 1) % hold == 0:
             over = (round_ - 1) / rounds
-            seen = Observation(
-                accuracy=probe,
-                previous=probe if previous is None else previous,
-                is_known=known,
-                installs=FOUR_PARTS.membership[parts],
-                num_rows=data.size,
-                num_val_rows=data.val_size,
-                time_left=torch.full((count,), 1.0 - over),
-            )
-            observed.append(client_features(seen))
-            parts = choose(observed[-1], over)
-            actions.append(parts)
+            features, memory = memory.observe(data, over)
+            memory = memory._replace(parts=choose(features, over))
+            observed.append(features)
+            actions.append(memory.parts)
         if round_ % hold == 0 and round_ < rounds:
-            previous = probe
-            scores = [
-                accuracy(
-                    install(torch.full_like(parts, part), received, own),
-                    data.val_x,
-                    data.val_y,
-                    data.val_size,
-                )
-                for part in range(len(FOUR_PARTS))
-            ]
-            probe = torch.stack(scores, -1)
+            memory = memory.after_probe(received, own, data)
         fall = 0.5 * (1 + math.cos(math.pi * (round_ - 1) / max(1, rounds - 1)))
         lr = data.lr * torch.where(data.falls, 0.01 + 0.99 * fall, 1.0)
-        draws = torch.rand(
-            int(steps.max()), distinct, clients, BATCH_ROWS, generator=generator
-        ).repeat_interleave(replicas, 1)
-        own = train_clients(install(parts, received, own), data, lr, draws, steps)
-        takes = FOUR_PARTS.membership[parts]
-        installed_round = torch.where(takes, round_, installed_round)
-        received = aggregate(received, own, data.size, round_ - installed_round)
-    test_size = torch.full_like(data.size, TEST_ROWS)
-    whole = install(torch.zeros_like(parts), received, own)
+        draws = same(int(steps.max()), clients, BATCH_ROWS).transpose(0, 1)
+        own = train_clients(install(memory.parts, received, own), data, lr, draws, steps)
+        if round_ <= hold:
+            pairs = zip(own[:2], received[:2], strict=True)
+            alignment = update_alignment([(new - old).flatten(2) for new, old in pairs])
+            memory = memory._replace(alignment=memory.alignment + alignment / hold)
+        takes = FOUR_PARTS.membership[memory.parts]
+        installed_round = torch.where(takes, round_, memory.installed_round)
+        memory = memory._replace(installed_round=installed_round)
+        received, velocity = aggregate(received, velocity, own, data, round_ - installed_round)
+    draws = same(TUNING_EPOCHS * MAX_ROWS // BATCH_ROWS, clients, BATCH_ROWS).transpose(0, 1)
+    whole = install(torch.zeros_like(memory.parts), received, own)
+    test = (data.test_x, data.test_y, torch.full_like(data.size, TEST_ROWS))
     return Episode(
-        accuracy(own, data.test_x, data.test_y, test_size),
-        accuracy(whole, data.test_x, data.test_y, test_size),
+        accuracy(own, *test),
+        accuracy(finetune(own, data, draws), *test),
+        accuracy(whole, *test),
         torch.stack(observed),
         torch.stack(actions),
     )
@@ -407,7 +512,7 @@ def play(
 
 def advantages(episode: Episode) -> Tensor:
     """Return each client's return less its mean over replicas `[E, C]`, in units of its spread."""
-    own = episode.personal
+    own = (episode.personal + episode.tuned) / 2
     team = own.mean(1, keepdim=True)
     shared = team + GLOBAL_SHARE * episode.global_.mean(1, keepdim=True)
     returns = ((own + TEAM_SHARE * shared) / team.clamp(min=MIN_LEVEL)).unflatten(0, (-1, REPLICAS))

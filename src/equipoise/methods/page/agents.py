@@ -1,9 +1,10 @@
 """PAGE's players: the policies of clients and server, and the state of their agents.
 
-A client policy chooses a_i(t) from s_i(t): `FixedPolicy` (no learning), `PerClientAgents` (one DDPG
-agent at each client, algorithm 2 of the paper) or `SharedAgent` (one DDPG agent for all clients,
-trained at the server). A server policy chooses a_CS(t) from s_CS(t) (algorithm 1):
-`ExponentPolicy`, `PerClientWeights` or `SetPolicy`.
+A client policy chooses a_i(t) from s_i(t) (section 4.3): `FixedPolicy` (no learning),
+`PerClientAgents` (one DDPG agent at each client, algorithm 2 of the paper) or `SharedAgent` (one
+DDPG agent for all clients, trained at the server). A server policy chooses a_CS(t) from s_CS(t)
+(section 4.2, algorithm 1): `ExponentPolicy`, `PerClientWeights` or `SetPolicy`. The updates of
+actor and critic, lines 4 to 9 of algorithm 1, are in `equipoise/rl/ddpg.py`.
 
 Where the agents are:
     client state `agent`: `PlayerState` with `PerClientAgents`, `SharedPlayerState` with
@@ -52,9 +53,14 @@ REPORT_RANGES = {
 
 
 class PlayerState(TypedDict):
-    """A player with an agent of its own. Its last transition waits for the next state."""
+    """A player with an agent of its own.
+
+    A transition (s(t), a(t), r(t), s(t+1)) is complete one round later. Until then its first three
+    parts wait here.
+    """
 
     ddpg: ddpg.AgentState
+    """Actor, critic, their targets, optimisers and replay buffer."""
     last_state: Tensor
     """s(t) `[S]`."""
     last_action: Tensor
@@ -73,23 +79,31 @@ class WeightsPlayerState(PlayerState):
 
 
 class Transition(TypedDict):
-    """(s, a, r, s') of one client."""
+    """(s(t), a(t), r(t), s(t+1)) of one client."""
 
     state: Tensor
+    """s(t) `[S]`."""
     action: Tensor
+    """a(t) `[A]`."""
     reward: Tensor
+    """r(t) `[]`."""
     next_state: Tensor
+    """s(t+1) `[S]`."""
     completed: Tensor
-    """A boolean: false in a client's first round, which completes no transition."""
+    """A boolean `[]`: false in a client's first round, which completes no transition."""
 
 
 class SharedPlayerState(TypedDict):
-    """A client's side of `SharedAgent`: the last transition, and the one that it completed."""
+    """A client's side of `SharedAgent`: as `PlayerState`, without an agent."""
 
     last_state: Tensor
+    """s(t) `[S]`."""
     last_action: Tensor
+    """a(t) `[A]`."""
     last_reward: Tensor
+    """r(t) `[]`."""
     num_turns: Tensor
+    """Actions so far `[]`; 0 before the first."""
     transition: Transition
     """The transition that this round completed; it is uploaded."""
 
@@ -171,6 +185,7 @@ def _step(
     config: ddpg.Config, player: PlayerState, observation: Tensor, u: Tensor, learning: bool
 ) -> tuple[Tensor, PlayerState]:
     """Store the last transition, learn and act, with the random numbers `u`."""
+    # Algorithm 1, line 3: s(t) is observed, so that the transition from s(t - 1) is complete.
     agent = ddpg.store(
         player["ddpg"],
         player["last_state"],
@@ -180,8 +195,9 @@ def _step(
         player["num_turns"] > 0,
     )
     action_dim = player["last_action"].shape[-1]
-    if learning:
+    if learning:  # lines 4 to 9
         agent = ddpg.learn(config, agent, u[action_dim:].reshape(config.steps, config.batch))
+    # a(t) = mu(s(t)) with exploration noise.
     action, agent = ddpg.act(config, agent, observation, u[:action_dim])
     return action, {
         **player,
@@ -196,10 +212,11 @@ def _step(
 
 
 @dataclass(frozen=True)
-class FixedPolicy:
-    """A policy without learning, and the base of those that learn.
+class ClientPolicy:
+    """The clients' policy; subclasses say who acts and who learns. The defaults have no state.
 
-    Actions are zero, where agents start, or random in the same range. It has no state.
+    Attributes:
+        config: The method, whose options are those of the game.
     """
 
     config: Page
@@ -230,14 +247,11 @@ class FixedPolicy:
         Returns:
             a_i(t) `[A]` in [-1, 1], and the client's state.
         """
-        action = random_action(client, self.action_dim)
-        if self.config.control == "zero":
-            action = torch.zeros_like(action)
-        return action, state
+        raise NotImplementedError
 
     def is_random(self, state: State) -> Tensor:
         """Return whether the action just chosen was uniformly random, a boolean `[]`."""
-        return torch.tensor(self.config.control == "random")
+        return torch.tensor(False)
 
     def report(self, state: State) -> Params:
         """Return what a client uploads for the policy."""
@@ -257,7 +271,23 @@ class FixedPolicy:
 
 
 @dataclass(frozen=True)
-class PerClientAgents(FixedPolicy):
+class FixedPolicy(ClientPolicy):
+    """The controls of an experiment: actions are zero, where agents start, or random."""
+
+    def act(self, client: Client, state: State, observation: Tensor) -> tuple[Tensor, State]:
+        """Choose zero or a random action in [-1, 1]."""
+        action = random_action(client, self.action_dim)
+        if self.config.control == "zero":
+            action = torch.zeros_like(action)
+        return action, state
+
+    def is_random(self, state: State) -> Tensor:
+        """Return whether actions are random."""
+        return torch.tensor(self.config.control == "random")
+
+
+@dataclass(frozen=True)
+class PerClientAgents(ClientPolicy):
     """One DDPG agent at each client, as in the paper (algorithm 2)."""
 
     def init_client(self, task: Task) -> State:
@@ -279,7 +309,7 @@ class PerClientAgents(FixedPolicy):
 
 
 @dataclass(frozen=True)
-class SharedAgent(FixedPolicy):
+class SharedAgent(ClientPolicy):
     """One DDPG agent for all clients, trained at the server on everybody's transitions.
 
     The actor is sent to the clients, which act with it and upload one transition per round.
@@ -416,7 +446,7 @@ def completed_transitions(server: Server, metrics: Params, clip_outliers: bool =
     return {name: winsorize(value) for name, value in rows.items()}
 
 
-def make_client_policy(config: Page) -> FixedPolicy:
+def make_client_policy(config: Page) -> ClientPolicy:
     """Return the client policy that the options ask for."""
     if config.control != "learned" or not config.client_actions:
         return FixedPolicy(config)
@@ -654,8 +684,8 @@ def client_features(
     log_losses = [
         loss.to(DTYPE).clamp(min=MIN_FEATURE_LOSS).log() for loss in (received_loss, trained_loss)
     ]
-    own = torch.stack([acc.to(DTYPE), *log_losses, num_examples.to(DTYPE).log()], -1)
-    return torch.cat([own, own.mean(0).expand_as(own)], -1)
+    features = torch.stack([acc.to(DTYPE), *log_losses, num_examples.to(DTYPE).log()], -1)
+    return torch.cat([features, features.mean(0).expand_as(features)], -1)
 
 
 def client_scores(config: ddpg.Config, agent: ddpg.AgentState, features: Tensor) -> Tensor:

@@ -5,19 +5,26 @@ lead, the server follows, and each of them is a DDPG agent. A round has the step
 
   1. The server sends W(t) (`distribute`).
   2. Client i observes s_i(t), and its agent chooses a_i(t) = [alpha_i, eta_i], epochs and learning
-     rate (`configure_training`; algorithm 2).
+     rate (`configure_training`; section 4.3, algorithm 2).
   3. Client i trains: w_i = Train(eta_i, alpha_i; W(t)), equation (4) (the base method's `train`).
-  4. Client i uploads w_i and is paid u_i = 1 / f_i(w_i) (`upload`).
+  4. Client i uploads w_i and is paid u_i = 1 / f_i(w_i), definition 1 (`upload`).
   5. The server observes s_CS(t), and its agent chooses a_CS(t) = p(t) = [p_1, ..., p_N]
-     (`aggregation_weights`; algorithm 1).
-  6. W(t+1) = sum_i p_i w_i, equation (5); the server is paid u_CS = 1 / F(W(t+1)) (`aggregate`).
+     (`aggregation_weights`; section 4.2, algorithm 1).
+  6. W(t+1) = sum_i p_i w_i, equation (5); the server is paid u_CS = 1 / F(W(t+1)), where F is
+     sum_i p_i f_i(w_i) by equation (1) (`aggregate`).
+
+f_i is the loss on the data of client i, and w_i is the trained model, the paper's w-hat_i.
 
 Agents of their own learn in steps 2 and 5, just before they act, as in the paper. The agent that
 all clients share, which the paper does not have, learns after step 6 (`learn`). The game ends when
 both utilities stop changing (`should_stop`).
 
-An agent's action is in [-1, 1]. What it means and what is paid is the `GameVariant`; who decides
-are the policies (agents.py); energy budgets are appendix D (energy.py).
+An agent's action is in [-1, 1]. A `GameVariant` says what actions mean and what is paid: by default
+our reading, in which actions change the configured values, else the paper's or that of the authors'
+code. The policies of clients and server are in agents.py, energy budgets (appendix D) in energy.py.
+
+The file has four sections: from actions to decisions, the variants, the method in the order of a
+round, and the end of the game.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -54,12 +61,15 @@ from equipoise.methods.page import energy
 from equipoise.methods.page.agents import (
     NOISE_DECAY_ROUNDS,
     REPORT_RANGES,
-    FixedPolicy,
+    ClientPolicy,
+    PlayerState,
     ServerPolicy,
+    SharedPlayerState,
     make_client_policy,
     make_server_policy,
     set_last_transition,
 )
+from equipoise.methods.page.energy import EnergyState
 from equipoise.rl import ddpg
 from equipoise.utils.errors import UsageError
 
@@ -255,7 +265,7 @@ class GameVariant:
             loss_after: f_i of the client's trained model, or F of the server's aggregate.
 
         Returns:
-            log f(before) - log f(after), or the utility u = 1 / f(after).
+            log f(before) - log f(after), or the utility u = 1 / f(after) of definition 1.
         """
         if self.authors_code:
             return 1 / (loss_after + AUTHORS_LOSS_OFFSET)
@@ -276,6 +286,36 @@ VARIANTS = {
 # --------------------------------------------------------------------------------------- the method
 
 
+class PageClientState(TypedDict, total=False):
+    """What a client keeps. Scalars `[]` in float64."""
+
+    base: Required[State]
+    """State of the base method."""
+    received_loss: Required[Tensor]
+    """f_i(W(t)), on the data that `Page.split` names."""
+    received_error: Required[Tensor]
+    """1 - accuracy of W(t) there, or on training data if weights depend on it."""
+    trained_acc: Tensor
+    """Accuracy of w_i in the client's last round; with `GameVariant.authors_code` only."""
+    agent: PlayerState | SharedPlayerState
+    """The client's player; without learning there is none."""
+    energy: EnergyState
+    """Cost, budget and multiplier; under an energy budget only."""
+
+
+class PageServerState(TypedDict, total=False):
+    """What the server keeps."""
+
+    base: Required[State]
+    """State of the base method."""
+    history: Required[UtilityHistory]
+    """Utilities of the last rounds."""
+    client_agent: ddpg.AgentState
+    """The agent that all clients share; with `SharedAgent` only."""
+    server_agent: PlayerState
+    """The server's player; without learning there is none."""
+
+
 class UtilityHistory(TypedDict):
     """The utilities of the last rounds, on which the end of the game depends."""
 
@@ -289,10 +329,7 @@ class UtilityHistory(TypedDict):
 class Page(ComposedMethod):
     """Epochs, learning rates and aggregation weights are chosen by agents; the rest by the base.
 
-    Client state, besides `base` and the policy's (agents.py): `received_loss` and `received_error`
-    of W(t) on the client's data, `trained_acc` of its last model if its agent sees that (the
-    authors' code), and `energy` under a budget (`EnergyState`).
-    Server state, besides `base` and the policies': `history`, a `UtilityHistory`.
+    A client's state is a `PageClientState`, the server's a `PageServerState`.
     """
 
     name: ClassVar[str] = "page"
@@ -387,7 +424,7 @@ class Page(ComposedMethod):
         return self.agents == "shared"
 
     @property
-    def client_policy(self) -> FixedPolicy:
+    def client_policy(self) -> ClientPolicy:
         """The leaders' policy."""
         return make_client_policy(self)
 
@@ -460,8 +497,8 @@ class Page(ComposedMethod):
         if self.variant.authors_code:
             options |= {"normalise": False, "pretanh_l2": 0.0, "noise_dt": AUTHORS_NOISE_DT}
         if self.bias_scales_rewards:
-            favour = self.log10_bias if is_server else -self.log10_bias
-            options["reward_scale"] = 10.0 ** max(0.0, favour)
+            log10_scale = self.log10_bias if is_server else -self.log10_bias
+            options["reward_scale"] = 10.0 ** max(0.0, log10_scale)
         return ddpg.Config(
             critic_lr=rate, actor_lr=rate / 10, tau=rate, gamma=self.variant.gamma, **options
         )
@@ -490,11 +527,10 @@ class Page(ComposedMethod):
         if not task.has_split(self.split):
             raise UsageError(
                 f"{self.name} rewards its agents on validation data, and task "
-                f"'{task.info.name}' has "
-                "none: set val_share"
+                f"'{task.info.name}' has none: set val_share"
             )
         super().check(task, training)
-        if "p" in self.factors:
+        if "p" in self.factors:  # the base must have one weight per client
             self.require_free_weights(task)
         _check_bias(self.bias, self.factors, self.inner, self.bias_scales_rewards)
         energy.check(self.energy_budget, self.client_actions)
@@ -502,22 +538,28 @@ class Page(ComposedMethod):
     def init_client(self, task: Task, params: Params) -> State:
         """Return the state of a client that takes part for the first time."""
         zero = torch.zeros((), dtype=torch.float64)
-        state = super().init_client(task, params)
-        state |= {"received_loss": zero, "received_error": zero}
-        state |= self.client_policy.init_client(task)
+        state: PageClientState = {
+            "base": super().init_client(task, params)["base"],
+            "received_loss": zero,
+            "received_error": zero,
+        }
         if self.variant.authors_code:
             state["trained_acc"] = zero
         if self.energy_budget:
             state["energy"] = energy.init_state()
-        return state
+        return {**state, **self.client_policy.init_client(task)}
 
     def init_server(self, task: Task, params: Params) -> State:
         """Return the server's state before the first round."""
-        state = super().init_server(task, params)
-        state["history"] = init_history(self.window)
-        state |= self.client_policy.init_server(task)
-        state |= self.server_policy.init_server(task)
-        return state
+        state: PageServerState = {
+            "base": super().init_server(task, params)["base"],
+            "history": init_history(self.window),
+        }
+        return {
+            **state,
+            **self.client_policy.init_server(task),
+            **self.server_policy.init_server(task),
+        }
 
     # ------------------------------------------------------------------------ step 1, at the server
 
@@ -536,7 +578,7 @@ class Page(ComposedMethod):
         client's model of the last round. With relative actions it also has the log loss and the
         time left; under an energy budget, the number of affordable epochs.
         """
-        accuracy, loss = _accuracy_and_loss(client, client.start, self.split)
+        accuracy, loss = _accuracy_and_loss(client, client.start, self.split)  # of W(t)
         state = {**client.state, "received_loss": loss, "received_error": 1 - accuracy}
         if self.variant.exponent_weights and self.uses_errors:
             train_accuracy, _ = _accuracy_and_loss(client, client.start, "train")
@@ -590,13 +632,13 @@ class Page(ComposedMethod):
         Returns:
             alpha_i(t) and eta_i(t).
         """
-        chosen = dict(zip(self.client_actions, action, strict=True))
+        action_of = dict(zip(self.client_actions, action, strict=True))
         epochs = configured.epochs
         lr = configured.lr
-        if "alpha" in chosen:
-            epochs = self.variant.epochs(chosen["alpha"], epochs, self.max_epochs)
-        if "eta" in chosen:
-            lr = self.variant.lr(chosen["eta"], lr, *self.lr_range(task))
+        if "alpha" in action_of:
+            epochs = self.variant.epochs(action_of["alpha"], epochs, self.max_epochs)
+        if "eta" in action_of:
+            lr = self.variant.lr(action_of["eta"], lr, *self.lr_range(task))
         return LocalHParams(epochs, lr)
 
     def allowed_hparams(
@@ -617,7 +659,7 @@ class Page(ComposedMethod):
         return LocalHParams(limit.epochs.expand_as(asked.epochs), limit.lr.expand_as(asked.lr))
 
     def train(self, client: Client) -> tuple[Params, State]:
-        """Step 3: train as the base does; the authors' code clips gradients."""
+        """Step 3: train as the base does, equation (4); the authors' code clips gradients."""
         if self.variant.authors_code and not client.training.max_grad_norm:
             client = copy(client)
             client.training = replace(client.training, max_grad_norm=AUTHORS_MAX_GRAD_NORM)
@@ -630,7 +672,7 @@ class Page(ComposedMethod):
         energy budget less lambda_i b_i.
         """
         update, state = super().upload(client)
-        accuracy, loss = _accuracy_and_loss(client, client.trained, self.split)
+        accuracy, loss = _accuracy_and_loss(client, client.trained, self.split)  # of w_i
         metrics = {**update.metrics, "received_loss": state["received_loss"], "trained_loss": loss}
         metrics |= self.client_policy.report(state)
         if "p" in self.factors and self.server_policy.uses_reported_accuracy:
@@ -668,7 +710,7 @@ class Page(ComposedMethod):
         """Step 5: observe s_CS(t) and choose a_CS(t) = p(t).
 
         The server's agent also learns here, before it acts: p(t) depends on it (algorithm 1). It is
-        paid u_CS = 1 / sum_i p_i f_i(w_i) (definition 1), unless `aggregate` pays it.
+        paid u_CS = 1 / sum_i p_i f_i(w_i) (definition 1), unless `aggregate` replaces the reward.
         """
         updates = _clip_outlying_reports(updates)
         weights, state = super().aggregation_weights(server, ids, updates)
