@@ -704,7 +704,7 @@ FEDPOLICY = Paper(
         ),
         Claim(
             "Average gain over the strongest baseline",
-            "methods/fedpolicy/policies.py",
+            "methods/fedpolicy/gate.py",
             "python -m benchmarks redistribution",
             lambda: policy_gains(fmean),
             "+3.93 %",
@@ -713,7 +713,7 @@ FEDPOLICY = Paper(
         ),
         Claim(
             "The same, with all fine-tuned alike",
-            "methods/fedpolicy/policies.py",
+            "methods/fedpolicy/gate.py",
             "python -m benchmarks redistribution",
             lambda: policy_gains(fmean, "tuned"),
             "-",
@@ -721,7 +721,7 @@ FEDPOLICY = Paper(
         ),
         Claim(
             "Largest gain, on CIFAR-100 under severe heterogeneity",
-            "methods/fedpolicy/policies.py",
+            "methods/fedpolicy/gate.py",
             "python -m benchmarks redistribution",
             lambda: policy_gains(max),
             "+8.40 %",
