@@ -95,7 +95,7 @@ class EarlyStopping(Callback):
         evaluations = record.val or record.test
         if evaluations is None:
             return None
-        value = evaluations.named(self._evaluation).get(self._metric)
+        value = evaluations.evaluation(self._evaluation).get(self._metric)
         if value is None:
             return None
         sign = 1.0 if higher_is_better(self._metric) else -1.0

@@ -297,7 +297,7 @@ class Run(TrainedModels):
     @property
     def summary(self) -> Summary:
         """Summary of the finished run: scores, convergence, bytes and seconds."""
-        if not self.finished:
+        if not self.is_finished:
             raise UsageError(f"'{self.folder}' is not finished: go on with run.resume()")
         return self._folder.read_summary()
 
@@ -307,7 +307,7 @@ class Run(TrainedModels):
         return self.summary
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run is finished."""
         return self._folder.summary.exists()
 
@@ -404,7 +404,7 @@ class Run(TrainedModels):
             raise UsageError(f"'{path}' must end in {', '.join(forms)}, which names the format")
         settings = self._settings() if self.task else None
         return exporting.export(
-            self.folder, self._number(client), forms[path.suffix], path, settings
+            self.folder, self._client_number(client), forms[path.suffix], path, settings
         )[0]
 
     def save_pretrained(
@@ -473,7 +473,7 @@ class Run(TrainedModels):
 
     def _single_model(self, client: int | str | None) -> Predictor:
         return Predictor.of(
-            self._folder, self._number(client), self._settings() if self.task else None
+            self._folder, self._client_number(client), self._settings() if self.task else None
         )
 
     def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
@@ -485,7 +485,7 @@ class Run(TrainedModels):
     def _site_models(self) -> SiteModels:
         return load_models(self.folder, self._settings() if self.task else None)
 
-    def _number(self, client: int | str | None) -> int | None:
+    def _client_number(self, client: int | str | None) -> int | None:
         """Return the number of a client that is given by name or number."""
         return self._folder.find_client(client) if isinstance(client, str) else client
 

@@ -151,7 +151,7 @@ def _with_recorded_command(arguments: list[str]) -> list[str]:
     add_resources(parser)
     values, rest = parser.parse_known_args(arguments)
     folder = ComparisonFolder(Path(values.out))
-    if rest or not values.resume or values.config or not folder.begun():
+    if rest or not values.resume or values.config or not folder.has_begun():
         return arguments
     command = folder.read().command
     if command[:2] != ["equipoise", "compare"]:

@@ -238,7 +238,7 @@ def federate_recordings(
     rows: dict[str, list[tuple[Windows, Ints]]] = {}
     for client in range(len(recordings.names)):
         for split, members in _split_client(recordings, client, config, rng).items():
-            rows.setdefault(split, []).append(_cut(recordings, members, window))
+            rows.setdefault(split, []).append(_cut_windows(recordings, members, window))
     by_server = config.preprocess_from == "server"
     fitted_rows = rows["server" if by_server else "train"]
     preprocessor, upload_bytes = _fit(fitted_rows, window, config.standardise != "none")
@@ -308,7 +308,7 @@ def _fit(
     return WindowTransform(VERSION, window, mean, scale), upload_bytes
 
 
-def _cut(recordings: Recordings, members: Ints, window: int) -> tuple[Windows, Ints]:
+def _cut_windows(recordings: Recordings, members: Ints, window: int) -> tuple[Windows, Ints]:
     """Cut some recordings into windows with their classes."""
     windows = [recordings.windows(recording, window) for recording in members.tolist()]
     return np.concatenate(windows), np.repeat(recordings.y[members], list(map(len, windows)))

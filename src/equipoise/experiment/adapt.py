@@ -228,7 +228,7 @@ def default_folder(path: Path, name: str) -> Path:
 def refuse_used_folder(out: Path, overwrite: bool) -> None:
     """Raise ``UsageError`` if a folder holds something that must not be replaced."""
     folder = RunFolder(out)
-    if not folder.begun():
+    if not folder.has_begun():
         return
     if not overwrite:
         raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")

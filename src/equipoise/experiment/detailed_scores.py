@@ -98,10 +98,10 @@ class Grouping:
             if len(np.unique(known_numbers)) > MAX_CATEGORIES:
                 shares = np.linspace(0, 1, NUM_QUANTILE_GROUPS + 1)[1:-1]
                 edges = tuple(dict.fromkeys(np.quantile(known_numbers, shares).tolist()))
-        return _cut(numbers, edges) if edges else _categories(column)
+        return _group_by_edges(numbers, edges) if edges else _categories(column)
 
 
-def _cut(numbers: Floats, edges: tuple[float, ...]) -> tuple[Ints, list[str]]:
+def _group_by_edges(numbers: Floats, edges: tuple[float, ...]) -> tuple[Ints, list[str]]:
     """Group numbers between edges; a number on an edge belongs to the upper group."""
     texts = [f"{edge:g}" for edge in edges]
     names = [

@@ -129,7 +129,7 @@ def evaluate_rows(
     outputs = _all_outputs(models, labelled)
     site_models = {site.name: models.model_of(site.client) for site in sites}
     if models.card.method == LOCAL:  # its personal models are each site's own
-        outputs = outputs.renamed({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
+        outputs = outputs.rename({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
         site_models = dict.fromkeys(site_models, LOCAL)
     evidence = _evidence(models, outputs, names[0], site_models)
     scores = resample(evidence.test, target, names[0])

@@ -61,7 +61,7 @@ class RowOutputs:
     y: Tensor
     outputs: Mapping[str, Tensor]
 
-    def renamed(self, names: Mapping[str, str]) -> RowOutputs:
+    def rename(self, names: Mapping[str, str]) -> RowOutputs:
         """Return the outputs of some models under other names.
 
         Args:

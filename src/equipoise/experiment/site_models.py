@@ -83,10 +83,10 @@ class RunModels:
             place[PERSONAL] = {owner: 0}
             global_ = _tensors(folder.model("federation"))
         if personal := _tensors(folder.model("personal")):
-            place[PERSONAL] = _places(personal.pop("client_ids"))
+            place[PERSONAL] = _row_by_client(personal.pop("client_ids"))
             stacks[PERSONAL] = personal
         if tensors := _tensors(folder.baselines):
-            place[CONSTANT] = _places(tensors.pop("client_ids"))
+            place[CONSTANT] = _row_by_client(tensors.pop("client_ids"))
             constants = tensors.pop(CONSTANT)
             if tensors:
                 prefix = f"{LOCAL}."
@@ -182,7 +182,7 @@ def _tensors(file: CheckedFile) -> Params:
     return file.read_tensors() if file.exists() else {}
 
 
-def _places(ids: Tensor) -> dict[int, int]:
+def _row_by_client(ids: Tensor) -> dict[int, int]:
     return {int(client): place for place, client in enumerate(ids)}
 
 
@@ -347,7 +347,7 @@ def find_models(path: Path) -> Path:
     Raises:
         UsageError: If the folder is a comparison without a choice; the text says what to do.
     """
-    if (path / CHOICE_FILE).is_file() or not ComparisonFolder(path).begun():
+    if (path / CHOICE_FILE).is_file() or not ComparisonFolder(path).has_begun():
         return path
     chosen = path / CHOICE_FOLDER
     if (chosen / CHOICE_FILE).is_file():

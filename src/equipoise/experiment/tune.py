@@ -225,7 +225,7 @@ def _score(
         if is_first:
             raise
         return None
-    evaluated = [record for record in RunFolder(folder).stream() if record.evaluated]
+    evaluated = [record for record in RunFolder(folder).stream() if record.has_client_scores]
     metric = evaluated[-1].trained.metric or ""
     scores = [validation_score(record, metric, higher_is_better(metric)) for record in evaluated]
     last = [score for score in scores[-NUM_SCORED_EVALUATIONS:] if score is not None]

@@ -70,9 +70,9 @@ def describe_round(record: RoundRecord, rounds: int, names: Mapping[int, str], n
     metric = record.global_.metric or record.personal.metric
     if metric:
         parts += [
-            f"{kind} {metric} {format_score(metric, record.named(kind).get(metric))}"
+            f"{kind} {metric} {format_score(metric, record.evaluation(kind).get(metric))}"
             for kind in ("global", "personal")
-            if record.named(kind)
+            if record.evaluation(kind)
         ]
     if record.absent:
         parts.append(f"absent: {_list_clients(record.absent, names)}")

@@ -210,7 +210,7 @@ class Stage:
             self.app, {**APP, "clients": self.config.nodes, "nodes": str(self.registered)}
         )
         self._submit()
-        self._wait_for_round(2, self._everybody)
+        self._wait_for_round(2, self._all_replied)
 
     def _start_link(self) -> None:
         """Start the SuperLink, and wait until it listens."""
@@ -308,7 +308,7 @@ class Stage:
         records = self._records()
         return records[-1].round if records else 0
 
-    def _everybody(self, record: RoundRecord) -> bool:
+    def _all_replied(self, record: RoundRecord) -> bool:
         """Return whether all clients replied."""
         return not record.absent and not record.dropped and not record.skipped
 
@@ -355,7 +355,7 @@ class Stage:
             relay.delay = DELAY
             relay.loss = LOSS
         first = self.last_round + 2
-        record = self._wait_for_round(first, self._everybody)
+        record = self._wait_for_round(first, self._all_replied)
         for relay in self.relays:
             relay.delay = 0.0
             relay.loss = 0.0
@@ -365,10 +365,10 @@ class Stage:
         """Cut one node off, then connect it again."""
         cable = self.namespaces[1] if self.namespaces else self.relays[1]
         first = self.last_round + 1
-        cable.cut()
+        cable.disconnect()
         missed = self._wait_for_round(first, lambda one: 1 in one.absent)
         cable.heal()
-        back = self._wait_for_round(missed.round + 1, self._everybody)
+        back = self._wait_for_round(missed.round + 1, self._all_replied)
         return (
             f"round {missed.round} went on without it after {missed.seconds:.0f} s "
             f"({missed.absent[1]}); it was back in round {back.round}"
@@ -388,7 +388,7 @@ class Stage:
                 attempts += 1
                 started = time.monotonic()
                 self._start_node(0)
-            return self._everybody(record)
+            return self._all_replied(record)
 
         back = self._wait_for_round(missed.round + 1, is_back)
         return (
@@ -417,7 +417,7 @@ class Stage:
             "Flower sees that the run has ended",
         )
         self._submit()
-        record = self._wait_for_round(last + 2, self._everybody)
+        record = self._wait_for_round(last + 2, self._all_replied)
         return f"resumed after round {last}; round {record.round} was complete"
 
     def verify(self) -> str:

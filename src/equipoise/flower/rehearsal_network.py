@@ -27,7 +27,7 @@ class Relay:
     Attributes:
         delay: Seconds that each chunk of bytes waits, in both directions.
         loss: Probability that a new connection is dropped.
-        is_cut: Whether nothing passes.
+        is_disconnected: Whether nothing passes.
         port: Port on which it listens.
     """
 
@@ -40,7 +40,7 @@ class Relay:
         """
         self.delay = 0.0
         self.loss = 0.0
-        self.is_cut = False
+        self.is_disconnected = False
         self._target = target
         self._random = random.Random(0)
         listener = socket.create_server((host, 0))
@@ -53,14 +53,14 @@ class Relay:
         self._thread.start()
         self._is_ready.wait(START_SECONDS)
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Drop all connections, and new ones until :meth:`heal`."""
-        self.is_cut = True
+        self.is_disconnected = True
         self._loop.call_soon_threadsafe(self._drop_all)
 
     def heal(self) -> None:
         """Let connections through again."""
-        self.is_cut = False
+        self.is_disconnected = False
 
     def close(self) -> None:
         """Stop to listen, and drop all connections."""
@@ -86,7 +86,7 @@ class Relay:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass a connection on until one side ends it."""
-        if self.is_cut or self._random.random() < self.loss:
+        if self.is_disconnected or self._random.random() < self.loss:
             writer.transport.abort()
             return
         try:
@@ -156,7 +156,7 @@ class Namespace:
         """Words in front of a command that runs inside."""
         return ["ip", "netns", "exec", self.name]
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Pull the cable."""
         _ip(["link", "set", self.cable, "down"])
 

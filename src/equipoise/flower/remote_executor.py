@@ -324,11 +324,11 @@ class RemoteExecutor(Executor):
         """Return a reply with the expected names and shapes, from a trial round on the server."""
         splits = request.splits
         if splits not in self._expected or self.method.capabilities.uploads_vary:
-            first = request.part(slice(1))
+            first = request.subset(slice(1))
             states = init_client_states(
                 self.method, self.task, first.ids, self._initial, keeps_local=True
             )
-            result = self.run_client(first._replace(client_state=states).part(0))
+            result = self.run_client(first._replace(client_state=states).subset(0))
             reply = strip_unprotected(self.method, result)
             if isinstance(self.method, SecureAggregation):  # it comes later, masked
                 self._words = reply.update.extra[WORDS]

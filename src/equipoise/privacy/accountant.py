@@ -91,7 +91,7 @@ class GaussianAccountant:
             What all rounds have spent so far.
         """
         self.count_round(asked, replies)
-        return self.spent()
+        return self.privacy_spent()
 
     def count_round(self, asked: NDArray[np.int64], replies: int) -> None:
         """Account for a round, as :meth:`after`, without computing epsilon."""
@@ -110,7 +110,7 @@ class GaussianAccountant:
         if self.secure and request.num_summed and self.privacy.has_noise:
             self.released[request.clients] += 1 / self._multiplier(request.num_summed) ** 2
 
-    def spent(self) -> PrivacySpent:
+    def privacy_spent(self) -> PrivacySpent:
         """Return what has been spent so far.
 
         Returns:

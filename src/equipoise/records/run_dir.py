@@ -127,7 +127,7 @@ class RunFolder(CheckedFolder):
         """Raise ``UsageError`` if this is no folder of a run, or a damaged or older one."""
         self.read_config()
 
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether the folder is in use.
 
         It is not if a run ended before it wrote its config.
@@ -151,7 +151,7 @@ class RunFolder(CheckedFolder):
         Raises:
             UsageError: If the folder is in use, or by something else than a run.
         """
-        if not self.begun():
+        if not self.has_begun():
             return
         if self.path.is_file():
             raise UsageError(f"'{self.path}' is a file, not a folder: choose another --out")
@@ -425,7 +425,7 @@ class ComparisonFolder(CheckedFolder):
     comparison = NamedFile("compare.json")
     """Command and summaries."""
 
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether a comparison has begun here; its manifest may be missing."""
         if (self.path / self.comparison.name).is_file():
             return True

@@ -14,7 +14,7 @@ from equipoise.report.figures import (
     Trace,
     color,
     figure,
-    line,
+    line_trace,
     quantiles,
     symbol,
     to_json_numbers,
@@ -110,7 +110,7 @@ def heldout_clients(groups: Sequence[RunGroup], display: MetricDisplay) -> Figur
             runs.append({epochs: value for epochs, value in scores.items() if value is not None})
         if runs:
             options = {**display.line_options, "mode": "lines+markers"}
-            traces += line(runs, group.label, index, **options)
+            traces += line_trace(runs, group.label, index, **options)
     x_title = "epochs (of agents: steps) of a newcomer's own training"
     return figure(traces, x_title, display.label) if traces else None
 

@@ -78,9 +78,8 @@ def render_explanation(explanation: Explanation) -> str:
     """Render the page of an explanation."""
     section, figures = explanation_section(explanation)
     first = explanation.importances[0]
-    verdict = (
-        f"{first.column} matters most: {explanation.metric} falls by {_text(first)} without it."
-    )
+    fall = f"{explanation.metric} falls by {_format_importance(first)}"
+    verdict = f"{first.column} matters most: {fall} without it."
     return render_page(explanation.title, verdict, "", [section], figures)
 
 
@@ -109,7 +108,7 @@ def importance_cells(explanation: Explanation) -> list[list[str]]:
     for one in explanation.importances:
         sites = _by_site(explanation, one.column)
         ends = [f"{value:.4f} ({name})" for value, name in _ends(sites)]
-        rows.append([one.column, _text(one), *(ends or [MISSING, MISSING])])
+        rows.append([one.column, _format_importance(one), *(ends or [MISSING, MISSING])])
     return rows
 
 
@@ -123,7 +122,7 @@ def importance_table(explanation: Explanation) -> Table:
     return Table([TableColumn(title, True) for title in TITLES], rows)
 
 
-def _text(importance: Importance) -> str:
+def _format_importance(importance: Importance) -> str:
     """Write an importance with its deviation."""
     return f"{importance.importances_mean:.4f} ± {importance.importances_std:.4f}"
 

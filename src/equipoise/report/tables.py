@@ -272,7 +272,7 @@ def undefined_reason(by_method: SummariesByMethod, column: Column) -> str:
     summaries = [summary for found in by_method.values() for summary in found]
     if any(column.get(summary) is not None for summary in summaries):
         return "no method has it with every seed"
-    if not any(summary.named(column.score) for summary in summaries):
+    if not any(summary.evaluation(column.score) for summary in summaries):
         return (
             "no method has a global model" if column.score == "global" else "it was not evaluated"
         )
@@ -289,7 +289,7 @@ def undefined_notes(by_method: SummariesByMethod, columns: Sequence[Column]) -> 
             continue
         reason = undefined_reason(by_method, column)
         summaries = [summary for found in by_method.values() for summary in found]
-        if reason and any(summary.named(column.score) for summary in summaries):
+        if reason and any(summary.evaluation(column.score) for summary in summaries):
             notes.append(f"{column.title} is undefined: {reason}.")
     return notes
 

@@ -237,7 +237,7 @@ class ProgressDisplay:
         if self.quiet:
             return
         t = record.round
-        if record.evaluated:
+        if record.has_client_scores:
             self._scores = _score_line(record)
         if record.dropped:
             reason = next(iter(record.rejected.values()), "not finite")
@@ -265,5 +265,6 @@ class ProgressDisplay:
 def _score_line(record: RoundRecord) -> str:
     metric = record.trained.metric or "acc"
     return "  ".join(
-        f"{name} {format_score(metric, record.named(name).get(metric))}" for name in PROGRESS_SCORES
+        f"{name} {format_score(metric, record.evaluation(name).get(metric))}"
+        for name in PROGRESS_SCORES
     )

@@ -86,7 +86,7 @@ class RunFollower:
 
     def score_history(self, name: str) -> list[float]:
         """Return the main metric of some models over rounds, such as ``personal``."""
-        scores = [record.named(name).get(self.metric) for record in self.records]
+        scores = [record.evaluation(name).get(self.metric) for record in self.records]
         return [score for score in scores if score is not None]
 
 

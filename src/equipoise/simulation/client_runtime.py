@@ -355,7 +355,8 @@ def over_clients(
     _MAP.clients = clients
     try:
         batched = [
-            _batched(argument, axis, level) for argument, axis in zip(arguments, axes, strict=True)
+            _add_batch_dims(argument, axis, level)
+            for argument, axis in zip(arguments, axes, strict=True)
         ]
         return _stacks(body(*batched), level, clients)
     finally:
@@ -391,7 +392,7 @@ def _leaf_axes(tree: object, axis: Axes) -> list[int | None]:
     return axes
 
 
-def _batched(tree: Any, axis: Axes, level: int) -> Any:
+def _add_batch_dims(tree: Any, axis: Axes, level: int) -> Any:
     """Return stacks as the values of one client."""
     if axis is None:
         return tree
@@ -433,7 +434,7 @@ def call_mapped(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) ->
                 found = stack(stacked)
             finally:
                 _MAP.level = level
-        batched: R = _batched(found, 0, level)
+        batched: R = _add_batch_dims(found, 0, level)
         return batched
     record = _Call(one, stack, arguments)
     out = _Mapped.apply(record, *pytree.leaves(arguments))  # type: ignore[no-untyped-call]

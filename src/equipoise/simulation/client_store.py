@@ -153,7 +153,7 @@ class _ShardFiles:
         """Read the records of these slots into the ``places`` of stacks."""
         for shard, which, rows in self._by_shard(slots):
             records = shard[1][rows]
-            for out, part in zip(leaves(into), self._parts(records), strict=True):
+            for out, part in zip(leaves(into), self._leaf_views(records), strict=True):
                 if part.numel():
                     out[places[which]] = part.view(out.dtype).view(len(rows), *out.shape[1:])
             _release_pages(shard[0])
@@ -161,7 +161,7 @@ class _ShardFiles:
     def write(self, slots: Tensor, values: State) -> None:
         for shard, which, rows in self._by_shard(slots):
             records = torch.zeros(len(rows), self._record, dtype=torch.uint8)
-            for value, part in zip(leaves(values), self._parts(records), strict=True):
+            for value, part in zip(leaves(values), self._leaf_views(records), strict=True):
                 if part.numel():
                     part.copy_(value[which].contiguous().view(len(rows), -1).view(torch.uint8))
             shard[1].index_copy_(0, rows, records)
@@ -173,7 +173,7 @@ class _ShardFiles:
                 start = place // mmap.PAGESIZE * mmap.PAGESIZE
                 shard[0].madvise(mmap.MADV_WILLNEED, start, place + self._record - start)
 
-    def _parts(self, records: Tensor) -> list[Tensor]:
+    def _leaf_views(self, records: Tensor) -> list[Tensor]:
         """Return the bytes of each leaf as views of the records."""
         parts = []
         first = 0

@@ -190,7 +190,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def place(task: ExperimentTask, name: str) -> ExperimentTask:
+def to_device(task: ExperimentTask, name: str) -> ExperimentTask:
     """Move a task to a device; ``auto`` is the first CUDA device, else the processor.
 
     Processes that ``torchrun`` started take one device each.

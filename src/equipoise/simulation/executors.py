@@ -69,7 +69,7 @@ class CohortRequest(NamedTuple):
     client_state: ClientState
     splits: tuple[str, ...]
 
-    def part(self, rows: int | slice | Tensor) -> CohortRequest:
+    def subset(self, rows: int | slice | Tensor) -> CohortRequest:
         """Return the request of some clients, or of one (int) without the axis of clients."""
         return self._replace(
             ids=self.ids[rows],
@@ -280,7 +280,7 @@ class InProcessExecutor(Executor):
         """Run the chunks of these clients, with the bits of one chunk after another."""
         if len(chunks) == 1:
             return self.run_chunk(request)
-        results = (self.run_chunk(request.part(chunk_index(chunk))) for chunk in chunks)
+        results = (self.run_chunk(request.subset(chunk_index(chunk))) for chunk in chunks)
         return pytree.concat_stream(results, len(request.ids))
 
     def run_clients(self, request: CohortRequest) -> CohortResults:
@@ -291,7 +291,7 @@ class InProcessExecutor(Executor):
             if len(groups) == 1:
                 return CohortResults.from_all_clients(ids, self.run_group(request, groups[0]))
             results = (
-                self.run_group(request.part(group_index(group)), relative_to_first(group))
+                self.run_group(request.subset(group_index(group)), relative_to_first(group))
                 for group in groups
             )
             return CohortResults.from_all_clients(ids, pytree.concat_stream(results, len(ids)))
@@ -302,7 +302,7 @@ class Loop(InProcessExecutor):
 
     def run_chunk(self, request: CohortRequest) -> ClientResult:
         """Run the clients of a chunk."""
-        return pytree.stack([self.run_client(request.part(k)) for k in range(len(request.ids))])
+        return pytree.stack([self.run_client(request.subset(k)) for k in range(len(request.ids))])
 
 
 class Stacked(InProcessExecutor):

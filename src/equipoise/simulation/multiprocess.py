@@ -113,7 +113,7 @@ class Worker:
         started = time.perf_counter()
         for first, last in call["cuts"]:
             here = executors.chunk_index(slice(first, last))
-            part = self.inner.run_chunk(request.part(here))
+            part = self.inner.run_chunk(request.subset(here))
             facts.append(
                 UpdateDiagnostics.compute(
                     self._method, down.params, ids[here], part, self.inner.memory

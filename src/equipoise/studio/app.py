@@ -92,7 +92,7 @@ class Studio:
     async def data(self, request: Request) -> Response:
         """List the tables that can be used, and take dropped files."""
         tables = await run_in_threadpool(self.paths.tables)
-        shown = [(path, _short(path, self.folder)) for path in tables]
+        shown = [(path, _display_path(path, self.folder)) for path in tables]
         return self.render("data.html.j2", tables=shown, max_gib=MAX_UPLOAD_BYTES / 2**30)
 
     async def table(self, request: Request) -> Response:
@@ -181,7 +181,7 @@ class Studio:
         return self.render(
             "new.html.j2",
             tables=[
-                (table, _short(table, self.folder))
+                (table, _display_path(table, self.folder))
                 for table in await run_in_threadpool(self.paths.tables)
             ],
             path=path,
@@ -380,7 +380,7 @@ class Studio:
         return self.render(
             "predict.html.j2",
             entries=[entry for entry in entries if entry.state == "finished"],
-            tables=[(table, _short(table, self.folder)) for table in tables],
+            tables=[(table, _display_path(table, self.folder)) for table in tables],
             chosen=request.query_params.get("run", ""),
         )
 
@@ -538,7 +538,7 @@ def _command_text(arguments: list[str]) -> str:
     return CommandResult(tuple(arguments), 0, "", "").command
 
 
-def _short(path: str, folder: Path) -> str:
+def _display_path(path: str, folder: Path) -> str:
     """Return a path relative to the folder of the studio, if it is below it; else in words."""
     full = Path(path)
     base = folder.resolve()

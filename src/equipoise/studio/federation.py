@@ -192,7 +192,7 @@ def _state(folder: RunFolder) -> str:
 
 def _curve(records: Sequence[RoundRecord], name: str, metric: str) -> Curve | None:
     """Return the main metric of some models over rounds; None if they have none."""
-    scores = [(record.round, record.named(name).get(metric)) for record in records]
+    scores = [(record.round, record.evaluation(name).get(metric)) for record in records]
     known = [(round, score) for round, score in scores if score is not None]
     if not known:
         return None

@@ -236,7 +236,7 @@ def _curve(records: Sequence[RoundRecord], name: str, metric: str) -> tuple[tupl
     """Return the score of each evaluated round, thinned out to `MAX_POINTS`."""
     points = []
     for record in records:
-        value = record.named(name).get(metric)
+        value = record.evaluation(name).get(metric)
         if value is not None:
             points.append((record.round, float(value)))
     step = max(1, len(points) // MAX_POINTS)
