@@ -30,27 +30,7 @@ def choose(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    parser = Parser(
-        "choose",
-        "Say in words which method and model each site should use, with paired intervals and ties "
-        "called ties; train it on all rows; write one folder for predict, evaluate and export.",
-    )
-    parser.add_argument("runs", metavar="RUNS", help="folder of a comparison or of a run")
-    parser.add_argument(
-        "--refit",
-        default="all",
-        help="all: train the final model on all rows of each site, without a test split; "
-        "none: take the trained models as they are (default: all)",
-    )
-    parser.add_argument(
-        "--ensemble", action="store_true", help="train one model for each seed and average them"
-    )
-    parser.add_argument("--out", help="folder to write (default: chosen in RUNS)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier choice")
-    add_quiet(parser)
-    add_json(parser)
-    values = parser.parse(arguments)
-
+    values = _choose_parser().parse(arguments)
     from equipoise.experiment.choose import choice_sentences
     from equipoise.experiment.choose import choose as choose_models
     from equipoise.experiment.runner import OnRoundEnd
@@ -87,6 +67,30 @@ def choose(arguments: list[str]) -> int:
         console.print(sentence, highlight=False, markup=False)
     console.print(f"models: {out}; try 'equipoise evaluate {out} ROWS.csv'", highlight=False)
     return 0
+
+
+def _choose_parser() -> Parser:
+    """Return the options of `choose`."""
+    parser = Parser(
+        "choose",
+        "Say in words which method and model each site should use, with paired intervals and ties "
+        "called ties; train it on all rows; write one folder for predict, evaluate and export.",
+    )
+    parser.add_argument("runs", metavar="RUNS", help="folder of a comparison or of a run")
+    parser.add_argument(
+        "--refit",
+        default="all",
+        help="all: train the final model on all rows of each site, without a test split; "
+        "none: take the trained models as they are (default: all)",
+    )
+    parser.add_argument(
+        "--ensemble", action="store_true", help="train one model for each seed and average them"
+    )
+    parser.add_argument("--out", help="folder to write (default: chosen in RUNS)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier choice")
+    add_quiet(parser)
+    add_json(parser)
+    return parser
 
 
 def adapt(arguments: list[str]) -> int:
@@ -252,41 +256,7 @@ def explain(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    parser = Parser(
-        "explain",
-        "Say which columns matter: by how much the score falls if a column is permuted "
-        "(permutation importance), and the mean prediction by the value of a column (partial "
-        "dependence), for all rows and at each site. Without ROWS these are the test rows of the "
-        "run, and its report shows the result.",
-    )
-    _add_rows(
-        parser,
-        "CSV or Parquet file with the columns of training and the target (default: the test rows "
-        "of the run)",
-        is_optional=True,
-    )
-    parser.add_argument("--metric", default="", help="the score (default: that of the run)")
-    parser.add_argument(
-        "--features",
-        default="",
-        metavar="COLUMNS",
-        help="columns whose partial dependence is computed: age,dose (default: the 6 that matter "
-        "most)",
-    )
-    parser.add_argument(
-        "--n-repeats", type=int, default=5, help="permutations of each column (default: 5)"
-    )
-    parser.add_argument(
-        "--max-samples",
-        type=int,
-        default=1000,
-        help="rows of a site that are used; of more, a random sample (default: 1000)",
-    )
-    _add_min_count(parser, "site whose figures are shown")
-    parser.add_argument("--report", help="also write a page of HTML")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    add_json(parser)
-    values = parser.parse(arguments)
+    values = _explain_parser().parse(arguments)
     from equipoise.data.tabular.config import parse_names
     from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
     from equipoise.experiment.site_models import load_models
@@ -329,6 +299,45 @@ def explain(arguments: list[str]) -> int:
     if written is not None:
         console.print(f"report: {written}", highlight=False)
     return 0
+
+
+def _explain_parser() -> Parser:
+    """Return the options of `explain`."""
+    parser = Parser(
+        "explain",
+        "Say which columns matter: by how much the score falls if a column is permuted "
+        "(permutation importance), and the mean prediction by the value of a column (partial "
+        "dependence), for all rows and at each site. Without ROWS these are the test rows of the "
+        "run, and its report shows the result.",
+    )
+    _add_rows(
+        parser,
+        "CSV or Parquet file with the columns of training and the target (default: the test rows "
+        "of the run)",
+        is_optional=True,
+    )
+    parser.add_argument("--metric", default="", help="the score (default: that of the run)")
+    parser.add_argument(
+        "--features",
+        default="",
+        metavar="COLUMNS",
+        help="columns whose partial dependence is computed: age,dose (default: the 6 that matter "
+        "most)",
+    )
+    parser.add_argument(
+        "--n-repeats", type=int, default=5, help="permutations of each column (default: 5)"
+    )
+    parser.add_argument(
+        "--max-samples",
+        type=int,
+        default=1000,
+        help="rows of a site that are used; of more, a random sample (default: 1000)",
+    )
+    _add_min_count(parser, "site whose figures are shown")
+    parser.add_argument("--report", help="also write a page of HTML")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    add_json(parser)
+    return parser
 
 
 def predict(arguments: list[str]) -> int:

@@ -98,7 +98,7 @@ class Method(Options):
     """Group in `equipoise list methods`: a key of `methods/families.py`."""
     capabilities: ClassVar[Capabilities] = Capabilities()
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone", "head")
-    """Blocks that are sent and averaged, by role (see `core/blocks.py`) or by name."""
+    """Blocks that are sent and averaged, by role (see `models/blocks.py`) or by name."""
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {}
     """Valid range of each value that clients upload beside their model, by its name in `metrics`
     or `extra`. Clients that report other values are left out of the round."""

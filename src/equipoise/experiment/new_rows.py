@@ -118,57 +118,68 @@ def evaluate_rows(
         UsageError: If rows do not fit, have no target, or belong to no known site.
     """
     labelled = select_labelled(models, selection, tuple(grouping.column for grouping in by))
-    known = labelled.table
+    table = labelled.table
     sites = labelled.sites
-    dropped = labelled.dropped
     target = models.target
-    objective = objective_of(target)
-    names = objective.with_primary_metric(metric or models.metric)
+    metric = objective_of(target).with_primary_metric(metric or models.metric)[0]
     for grouping in by:
-        grouping.assign(known)
+        grouping.assign(table)
     outputs = _all_outputs(models, labelled)
     site_models = {site.name: models.model_of(site.client) for site in sites}
     if models.card.method == LOCAL:  # its personal models are each site's own
         outputs = outputs.rename({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
         site_models = dict.fromkeys(site_models, LOCAL)
-    evidence = _evidence(models, outputs, names[0], site_models)
-    scores = resample(evidence.test, target, names[0])
+    evidence = _evidence(models, outputs, metric, site_models)
+    scores = resample(evidence.test, target, metric)
     decision = judge(evidence, scores, _used_entry(models, evidence))
-    strangers = [site.name for site in sites if site.client is None]
-    notes = list(decision.notes)
-    if labelled.client_column and strangers:
-        notes.insert(
-            0,
-            f"{len(strangers)} of {len(sites)} sites took no part in training and have the global "
-            f"model alone: {', '.join(strangers[:MAX_LISTED_NAMES])}.",
-        )
-    metrics = {
-        name: {
-            entry.model if entry.key != USED else USED: _weighted_mean(
-                outputs, objective, entry.key, name
-            )
-            for entry in evidence.entries
-        }
-        for name in (names[0], *(one for one in objective.metric_names if one != names[0]))
-    }
-    decision = replace(decision, notes=notes)
+    decision = replace(decision, notes=[*_newcomers_note(labelled), *decision.notes])
     kinds = [entry.key for entry in evidence.entries if entry.model != CONSTANT]
     details = EvaluationDetails(
-        title=f"{len(known)} new rows, models of {models.path.name} ({models.card.method})",
+        title=f"{len(table)} new rows, models of {models.path.name} ({models.card.method})",
         decision=decision,
         calibration=calibration_curves(evidence.test[0], target, kinds),
-        groups=group_scores(evidence.test[0], target, names[0], known, by, min_count),
+        groups=group_scores(evidence.test[0], target, metric, table, by, min_count),
         min_count=min_count,
     )
     if cross_site:
-        matrix = _cross_site(models, known, sites, dropped, outputs, names[0], min_count)
+        matrix = _cross_site(models, table, sites, labelled.dropped, outputs, metric, min_count)
         details = replace(details, cross_site=matrix)
     if horizon is not None:
         probabilities = _probabilities(models, outputs, sites, horizon)
         times = outputs.y.double().numpy()
         scored, curves = horizon_scores(times, probabilities, horizon)
         details = replace(details, horizon=scored, calibration=curves)
-    return Evaluation(decision, metrics, labelled.num_unlabelled, details)
+    means = _metrics_by_model(outputs, evidence, metric)
+    return Evaluation(decision, means, labelled.num_unlabelled, details)
+
+
+def _newcomers_note(labelled: LabelledRows) -> list[str]:
+    """Name the sites among many that training did not have, if there are any."""
+    sites = labelled.sites
+    newcomers = [site.name for site in sites if site.client is None]
+    if not labelled.client_column or not newcomers:
+        return []
+    return [
+        f"{len(newcomers)} of {len(sites)} sites took no part in training and have the global "
+        f"model alone: {', '.join(newcomers[:MAX_LISTED_NAMES])}."
+    ]
+
+
+def _metrics_by_model(
+    outputs: RowOutputs, evidence: Evidence, main_metric: str
+) -> dict[str, dict[str, float]]:
+    """Return the means of all metrics over rows by metric, the main one first, and model."""
+    objective = objective_of(evidence.target)
+    others = [name for name in objective.metric_names if name != main_metric]
+    return {
+        name: {
+            USED if entry.key == USED else entry.model: _weighted_mean(
+                outputs, objective, entry.key, name
+            )
+            for entry in evidence.entries
+        }
+        for name in (main_metric, *others)
+    }
 
 
 def _probabilities(

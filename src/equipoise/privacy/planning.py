@@ -73,7 +73,8 @@ def choose_noise(plan: RoundPlan, privacy: PrivacyConfig) -> float:
     def is_enough(noise: float) -> bool:
         return plan.epsilon(replace(privacy, dp_noise=noise)) <= privacy.max_epsilon
 
-    low = high = 1.0
+    low = 1.0
+    high = 1.0
     while not is_enough(high):
         low = high
         high *= 2

@@ -23,7 +23,8 @@ class Spending:
 
 def spendings(records: Sequence[RoundRecord]) -> Iterator[Spending]:
     """Iterate over the cost after each round; nothing if the run has no clock."""
-    joules = megabytes = 0.0
+    joules = 0.0
+    megabytes = 0.0
     for record in records:
         if record.clock is None:
             return

@@ -258,21 +258,21 @@ def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) 
     c.start, c.state = method.receive(c)
     c.hparams, c.state = method.configure_training(c)
     c.trained, c.state = method.train(c)
-    up, c.state = method.upload(c)
+    update, c.state = method.upload(c)
     # The personal model must not move the client's data source, so that is taken before it.
-    held = ClientState(c.trained, c.state, c.data_state)
+    client_state = ClientState(c.trained, c.state, c.data_state)
     steps = c.steps_taken
     personal = method.personal_model(c)
-    named = {"received": c.start, "trained": c.trained}
+    models = {"received": c.start, "trained": c.trained}
     if personal is not c.trained:
-        named["personal"] = held.personal = personal
+        client_state.personal = personal
+        models["personal"] = personal
     scores = {
-        split: {name: c.evaluate(params, split) for name, params in named.items()}
+        split: {name: c.evaluate(params, split) for name, params in models.items()}
         for split in splits
     }
-    return ClientResult(
-        up, held, LocalHParams(c.hparams.epochs, c.hparams.lr), steps, scores, c.logged
-    )
+    hparams = LocalHParams(c.hparams.epochs, c.hparams.lr)
+    return ClientResult(update, client_state, hparams, steps, scores, c.logged)
 
 
 # --- client code over many clients ---------------------------------------------------------------

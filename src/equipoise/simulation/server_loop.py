@@ -57,12 +57,12 @@ from equipoise.simulation.clock import Clock, StartedBatch
 from equipoise.simulation.executor_selection import EXECUTORS, MakeExecutor
 from equipoise.simulation.executors import (
     AsyncExecutor,
-    ChunkedRound,
     CohortRequest,
     CohortResults,
     InProcessExecutor,
     PendingScores,
     RoundReplies,
+    run_and_commit,
 )
 from equipoise.utils import pytree, rng
 from equipoise.utils.errors import UsageError
@@ -215,9 +215,8 @@ class FederatedSimulation:
         self.clock = (
             Clock(clock_config, schedule.seed, task.info.num_clients) if clock_config else None
         )
-        self.chunked_round: ChunkedRound | None = None
-        if isinstance(self.executor, InProcessExecutor) and not clock_config:
-            self.chunked_round = ChunkedRound(self.executor, self.store, self.keeps_local)
+        # Without a clock every reply comes in time, so that new states can be stored at once.
+        self.commits_early = self.clock is None and _uploads_nothing(method, task)
         self.selector = (
             ClientSelector(selection_policy, task, schedule.seed, self.params)
             if selection_policy
@@ -355,13 +354,13 @@ class FederatedSimulation:
         self, current: _CurrentRound, client_ids: Tensor, message: ServerMessage
     ) -> CohortResults:
         """Run the client half of the method for all selected clients."""
-        round = current.server.round
-        if self.chunked_round is not None:
-            return self.chunked_round.run(round, client_ids, message, current.splits)
-        client_state = self.store.client_state(client_ids.numpy())
-        return self.executor.run_clients(
-            CohortRequest(round, client_ids, message, client_state, current.splits)
+        request = CohortRequest(
+            current.server.round, client_ids, message, ClientState(), current.splits
         )
+        if self.commits_early and isinstance(self.executor, InProcessExecutor):
+            return run_and_commit(self.executor, self.store, request)
+        client_state = self.store.client_state(client_ids.numpy())
+        return self.executor.run_clients(request._replace(client_state=client_state))
 
     def _end_of_round(
         self, server: Server, ids: Tensor, results: CohortResults | None, bytes_down: Tensor
@@ -794,6 +793,15 @@ class FederatedSimulation:
     def _init_clients(self, ids: Tensor) -> ClientState:
         """Return the state of clients before their first round."""
         return self.executor.init_state(ids, self.initial_params, self.keeps_local)
+
+
+def _uploads_nothing(method: Method, task: Task) -> bool:
+    """Return whether clients send the server neither parameters nor reports."""
+    return not (
+        method.shared_param_names(task)
+        or method.report_ranges
+        or "upload" in method.overridden_hooks
+    )
 
 
 def _least_factors(shrunk: dict[int, float]) -> dict[int, float]:
