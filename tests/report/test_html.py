@@ -17,7 +17,7 @@ from equipoise.experiment.runner import build_task
 from equipoise.records.rounds import MeanMinMax
 from equipoise.records.run_dir import RoundLog, RunFolder
 from equipoise.report import cost_figures, decision_figures, figures, html
-from equipoise.report.blocks import Table, TableCell, TableColumn
+from equipoise.report.blocks import TableBlock, TableCell, TableColumn
 from equipoise.report.run_data import RunData, RunGroup, find_run_folders, load_groups, load_run
 from equipoise.report.statistics import pareto_front
 from equipoise.settings.experiment_config import ExperimentConfig
@@ -446,7 +446,7 @@ def test_command_says_what_is_not_default() -> None:
 
 
 def test_script_in_a_name_stays_text() -> None:
-    hostile = Table([TableColumn("<script>", True)], [[TableCell("<script>")]])
+    hostile = TableBlock([TableColumn("<script>", True)], [[TableCell("<script>")]])
     assert rendered(hostile).count("&lt;script&gt;") == 2
     assert "<script>" not in rendered(hostile)
 

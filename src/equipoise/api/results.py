@@ -70,7 +70,7 @@ else:
     _Path = type(Path())  # before Python 3.12 only the concrete class can be subclassed
 
 
-class Page(_Path):
+class ReportPath(_Path):
     """Path of an HTML report, which a notebook shows as the page itself."""
 
     def _repr_html_(self) -> str:
@@ -325,9 +325,9 @@ class Run(TrainedModels):
             frame.insert(1, "name", [names[int(client)] for client in frame["client"]])
         return frame
 
-    def report(self) -> Page:
+    def report(self) -> ReportPath:
         """Write the HTML report; return its path, which a notebook shows as the page itself."""
-        return Page(html.write_report([self.folder], self._folder.report))
+        return ReportPath(html.write_report([self.folder], self._folder.report))
 
     def model(self, client: int | str | None = None) -> nn.Module:
         """Return a trained model.
@@ -593,7 +593,7 @@ def as_predictions(card: Card, outputs: Tensor, rows: object, probabilities: boo
 
 
 @dataclass(frozen=True)
-class Table:
+class SummaryTable:
     """One row per method with mean and standard deviation over seeds."""
 
     columns: list[str]
@@ -639,11 +639,11 @@ class Comparison:
     runs: dict[str, list[Run]]
     """By the method's label, one run for each seed (and fold)."""
 
-    def table(self) -> Table:
+    def table(self) -> SummaryTable:
         """All figures, mean and standard deviation over seeds."""
         columns = self._columns()
         rows = tables.summary_rows(self._summaries(), columns)
-        return Table([column.title for column in columns], rows)
+        return SummaryTable([column.title for column in columns], rows)
 
     def frame(self) -> pandas.DataFrame:
         """Return one row per run: ``method`` and ``seed``, then all numbers of its summary."""
@@ -730,15 +730,15 @@ class Comparison:
         )
         return Chosen(folder, run.task)
 
-    def report(self) -> Page:
+    def report(self) -> ReportPath:
         """Write one HTML report for all runs; return its path."""
-        return Page(html.write_report([self.folder], self.folder / "report.html"))
+        return ReportPath(html.write_report([self.folder], self.folder / "report.html"))
 
     def _summaries(self) -> dict[str, list[Summary]]:
         """By method: one summary per seed."""
         return {label: [run.summary for run in runs] for label, runs in self.runs.items()}
 
-    def _columns(self) -> list[tables.Column]:
+    def _columns(self) -> list[tables.SummaryColumn]:
         """Columns of the table; time and energy only if a run asked for a clock."""
         first_runs = [runs[0] for runs in self.runs.values()]
         with_clock = any(ClockConfig.requested_in(run.config) for run in first_runs)

@@ -137,7 +137,7 @@ def _with_tuned_options(cells: comparison.Cells, folder: Path) -> comparison.Cel
 
 
 def _print_table(
-    by_method: dict[str, list[Summary]], columns: list[tables.Column], out: Path, report: str
+    by_method: dict[str, list[Summary]], columns: list[tables.SummaryColumn], out: Path, report: str
 ) -> None:
     """Print the table of a finished comparison and where its files are."""
     console = make_console()

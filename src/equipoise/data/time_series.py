@@ -30,7 +30,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Steps:
+class UnlabelledRecordings:
     """Recordings without owners and classes.
 
     Attributes:
@@ -64,7 +64,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Recordings(Steps):
+class Recordings(UnlabelledRecordings):
     """Recordings with owners and classes.
 
     Attributes:
@@ -118,7 +118,7 @@ class WindowTransform(Record, frozen=True):
         prepared: Windows = (windows - mean) / np.array(self.scale, np.float32)[:, None]
         return prepared
 
-    def cut_windows(self, steps: Steps) -> tuple[Windows, Ints, Ints]:
+    def cut_windows(self, steps: UnlabelledRecordings) -> tuple[Windows, Ints, Ints]:
         """Cut new recordings into windows.
 
         Returns:
@@ -183,12 +183,12 @@ def read_recordings(path: Path, client: str, target: str) -> Recordings:
     return Recordings(steps.steps, steps.length, owner, y, _names(clients), _names(classes), target)
 
 
-def read_steps(path: Path) -> Steps:
+def read_steps(path: Path) -> UnlabelledRecordings:
     """Read new recordings, without owners and classes."""
     return steps_from_arrays(_load_arrays(path), f"'{path}'")
 
 
-def steps_from_arrays(arrays: Mapping[str, ArrayLike], where: str) -> Steps:
+def steps_from_arrays(arrays: Mapping[str, ArrayLike], where: str) -> UnlabelledRecordings:
     """Check and convert the arrays ``x`` and ``length``; `where` is their name in errors."""
     length = np.asarray(arrays["length"]).astype(np.int64)
     x = np.asarray(arrays["x"]).astype(np.float32)
@@ -199,7 +199,7 @@ def steps_from_arrays(arrays: Mapping[str, ArrayLike], where: str) -> Steps:
     is_finite = np.isfinite(x).all(1)
     message = f"step {np.argmin(is_finite)} of {where} holds NaN or infinity: clean it"
     require(bool(is_finite.all()), message)
-    return Steps(x, length)
+    return UnlabelledRecordings(x, length)
 
 
 def _load_arrays(path: Path, *more: str) -> dict[str, AnyArray]:

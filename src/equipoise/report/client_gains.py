@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from equipoise.report.blocks import MISSING, Details, Table, TableCell, TableColumn
+from equipoise.report.blocks import MISSING, Details, TableBlock, TableCell, TableColumn
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import RunData, RunGroup
 from equipoise.report.statistics import paired_difference
@@ -245,7 +245,7 @@ def gains_table(groups: Sequence[RunGroup], display: MetricDisplay) -> Details |
     head += [TableColumn(title, display.higher_is_better) for title, _, _ in columns]
     over_seeds = ", means over seeds" if len(group.runs) > 1 else ""
     summary = f"Clients of {group.label} by name{selection}{over_seeds}"
-    return Details(summary, [Table(head, rows)], is_open=len(clients) <= MAX_OPEN_CLIENTS)
+    return Details(summary, [TableBlock(head, rows)], is_open=len(clients) <= MAX_OPEN_CLIENTS)
 
 
 def _cell(value: float | None, sign: str, display: MetricDisplay) -> TableCell:

@@ -17,7 +17,7 @@ from equipoise.report.blocks import (
     Plot,
     Plots,
     Section,
-    Table,
+    TableBlock,
     TableCell,
     TableColumn,
 )
@@ -112,14 +112,14 @@ def importance_cells(explanation: Explanation) -> list[list[str]]:
     return rows
 
 
-def importance_table(explanation: Explanation) -> Table:
+def importance_table(explanation: Explanation) -> TableBlock:
     """Make the table of importance."""
     rows = []
     for cells, one in zip(importance_cells(explanation), explanation.importances, strict=True):
         ends: list[float | None] = [v for v, _ in _ends(_by_site(explanation, one.column))]
         numbers = [None, one.importances_mean, *(ends or [None, None])]
         rows.append([TableCell(text, number) for text, number in zip(cells, numbers, strict=True)])
-    return Table([TableColumn(title, True) for title in TITLES], rows)
+    return TableBlock([TableColumn(title, True) for title in TITLES], rows)
 
 
 def _format_importance(importance: Importance) -> str:

@@ -26,7 +26,7 @@ from equipoise.report.blocks import (
     Plot,
     Plots,
     Section,
-    Table,
+    TableBlock,
     TableCell,
     TableColumn,
     Tiles,
@@ -125,7 +125,7 @@ def _result_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     ]
 
 
-def _tiles(group: RunGroup, columns: Sequence[tables.Column]) -> tuple[Tiles, Tiles]:
+def _tiles(group: RunGroup, columns: Sequence[tables.SummaryColumn]) -> tuple[Tiles, Tiles]:
     """Show the scores of one method at a glance, and all other figures for those who unfold."""
     summary = group.summaries[0]
     cells = tables.summary_rows({"": group.summaries}, columns)[""]
@@ -147,7 +147,7 @@ def _tiles(group: RunGroup, columns: Sequence[tables.Column]) -> tuple[Tiles, Ti
     return Tiles(main), Tiles(rest)
 
 
-def _main_titles(columns: Sequence[tables.Column]) -> list[str]:
+def _main_titles(columns: Sequence[tables.SummaryColumn]) -> list[str]:
     """Return the titles of the columns that everybody reads: scores before training details."""
     return [
         column.title
@@ -156,7 +156,9 @@ def _main_titles(columns: Sequence[tables.Column]) -> list[str]:
     ]
 
 
-def _result_table(by_method: tables.SummariesByMethod, columns: Sequence[tables.Column]) -> Table:
+def _result_table(
+    by_method: tables.SummariesByMethod, columns: Sequence[tables.SummaryColumn]
+) -> TableBlock:
     cells = tables.summary_rows(by_method, columns)
     best_means: list[float | None] = []
     for i, column in enumerate(columns):
@@ -172,11 +174,11 @@ def _result_table(by_method: tables.SummariesByMethod, columns: Sequence[tables.
         rows.append(row_cells)
     head = [TableColumn("method")]
     head += [TableColumn(column.title, column.higher_is_better) for column in columns]
-    return Table(head, rows)
+    return TableBlock(head, rows)
 
 
 def _paired_blocks(
-    by_method: tables.SummariesByMethod, columns: Sequence[tables.Column]
+    by_method: tables.SummariesByMethod, columns: Sequence[tables.SummaryColumn]
 ) -> list[Block]:
     """Show the differences of all methods to the best one, seed by seed."""
     main_columns = [column for column in columns if column.is_main_score]
@@ -205,7 +207,10 @@ def _paired_blocks(
             TableColumn("95 % interval", higher),
             TableColumn(""),
         ]
-        blocks += [Heading(f"{title}: difference to {paired.best}, the best"), Table(head, rows)]
+        blocks += [
+            Heading(f"{title}: difference to {paired.best}, the best"),
+            TableBlock(head, rows),
+        ]
     return [Details("Paired differences over seeds", blocks)] if blocks else []
 
 
@@ -292,7 +297,7 @@ def _client_table(run: RunData) -> list[Block]:
 
     head = [TableColumn(name.replace("_", " ")) for name in run.clients]
     cells = [[cell(name, values[i]) for name, values in run.clients.items()] for i in rows]
-    return [Details(f"Table of clients{selection}", [Table(head, cells)])]
+    return [Details(f"Table of clients{selection}", [TableBlock(head, cells)])]
 
 
 def _decision_plots(plots: _PlotList, groups: Sequence[RunGroup]) -> tuple[list[Plot], list[Plot]]:
@@ -383,7 +388,7 @@ def _guard_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     titles = ("run", "guard", "rounds", "replies", "clients most often")
     return [
         Paragraph(about, is_faint=True),
-        Table([TableColumn(title) for title in titles], rows),
+        TableBlock([TableColumn(title) for title in titles], rows),
     ]
 
 
@@ -433,7 +438,10 @@ def _certificate_blocks(groups: Sequence[RunGroup]) -> list[Block]:
         "What any player would gain in utility by deviating alone, relative to what it has; "
         "0 % is an equilibrium. The choices are sampled, so these are lower bounds."
     )
-    return [Paragraph(about, is_faint=True), Table([TableColumn(title) for title in titles], rows)]
+    return [
+        Paragraph(about, is_faint=True),
+        TableBlock([TableColumn(title) for title in titles], rows),
+    ]
 
 
 def _coverage_blocks(groups: Sequence[RunGroup]) -> list[Block]:
@@ -449,7 +457,7 @@ def _coverage_blocks(groups: Sequence[RunGroup]) -> list[Block]:
             cells = [TableCell(number_text(value), value) for value in values]
             rows.append([TableCell(group.label), *cells])
     titles = ("method", "final error", "μ_min", "μ_avg", "C_het", "t_mix")
-    return [Table([TableColumn(title) for title in titles], rows)] if rows else []
+    return [TableBlock([TableColumn(title) for title in titles], rows)] if rows else []
 
 
 def _command_blocks(groups: Sequence[RunGroup], command: str) -> list[Block]:

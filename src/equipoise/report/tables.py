@@ -40,7 +40,7 @@ SummariesByMethod = Mapping[str, Sequence[Summary]]
 
 
 @dataclass(frozen=True)
-class Column:
+class SummaryColumn:
     """One number of a summary: how to find it and how to write it."""
 
     title: str
@@ -66,7 +66,7 @@ class Cell:
     """A number over seeds, in the unit of its column."""
 
     values: tuple[float, ...]
-    column: Column
+    column: SummaryColumn
 
     @property
     def mean(self) -> float | None:
@@ -91,7 +91,7 @@ Rows = dict[str, list[Cell]]
 """One row of cells per method."""
 
 
-def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Column]:
+def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[SummaryColumn]:
     """List the columns of a result table.
 
     Args:
@@ -104,7 +104,7 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     return [*_score_columns(summary), *_cost_columns(with_clock)]
 
 
-def _score_columns(summary: Summary) -> list[Column]:
+def _score_columns(summary: Summary) -> list[SummaryColumn]:
     """List the columns of all evaluations, in the unit of the main metric."""
     metric = summary.trained.metric or "acc"
     higher = higher_is_better(metric)
@@ -119,8 +119,8 @@ def _score_columns(summary: Summary) -> list[Column]:
         get: Callable[[Summary], float | None],
         name: str = "",
         on_screen: bool = True,
-    ) -> Column:
-        return Column(
+    ) -> SummaryColumn:
+        return SummaryColumn(
             f"{title} {unit}",
             get,
             scale=100.0 if is_percent else 1.0,
@@ -131,7 +131,7 @@ def _score_columns(summary: Summary) -> list[Column]:
             metric=metric if name else "",
         )
 
-    def score_column(title: str, get: Callable[[Summary], Scores], name: str = "") -> Column:
+    def score_column(title: str, get: Callable[[Summary], Scores], name: str = "") -> SummaryColumn:
         return value_column(title, lambda summary: get(summary).get(metric), name)
 
     columns = [
@@ -157,7 +157,7 @@ def _score_columns(summary: Summary) -> list[Column]:
     return columns
 
 
-def _cost_columns(with_clock: bool) -> list[Column]:
+def _cost_columns(with_clock: bool) -> list[SummaryColumn]:
     """List the columns of convergence, steps, bytes and time."""
 
     def column(
@@ -166,8 +166,8 @@ def _cost_columns(with_clock: bool) -> list[Column]:
         scale: float = 1.0,
         digits: int = 2,
         on_screen: bool = True,
-    ) -> Column:
-        return Column(title, get, scale, digits, on_screen, higher_is_better=False)
+    ) -> SummaryColumn:
+        return SummaryColumn(title, get, scale, digits, on_screen, higher_is_better=False)
 
     columns = [
         column(
@@ -214,10 +214,10 @@ def _newcomer_scores(epochs: int) -> Callable[[Summary], Scores]:
     return get
 
 
-def summary_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Rows:
+def summary_rows(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> Rows:
     """Make one row of cells per method. Seeds without a number do not count in its cell."""
 
-    def cell(summaries: Sequence[Summary], column: Column) -> Cell:
+    def cell(summaries: Sequence[Summary], column: SummaryColumn) -> Cell:
         values = [column.get(summary) for summary in summaries]
         return Cell(tuple(column.scale * value for value in values if value is not None), column)
 
@@ -228,7 +228,7 @@ def summary_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Row
     return {**rows, **_baseline_rows(by_method, columns)}
 
 
-def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Rows:
+def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> Rows:
     """Make rows for a constant and for each site's own model, on the rows of personal models."""
     rows: Rows = {}
     for model, label in BASELINE_LABELS.items():
@@ -246,7 +246,9 @@ def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> R
     return rows
 
 
-def scores_over_seeds(by_method: SummariesByMethod, column: Column) -> dict[str, list[float]]:
+def scores_over_seeds(
+    by_method: SummariesByMethod, column: SummaryColumn
+) -> dict[str, list[float]]:
     """Return one number per seed, for those methods that have it with every seed."""
     scores: dict[str, list[float]] = {}
     for method, summaries in by_method.items():
@@ -257,7 +259,7 @@ def scores_over_seeds(by_method: SummariesByMethod, column: Column) -> dict[str,
     return scores
 
 
-def undefined_reason(by_method: SummariesByMethod, column: Column) -> str:
+def undefined_reason(by_method: SummariesByMethod, column: SummaryColumn) -> str:
     """Explain why no method has a score.
 
     Args:
@@ -281,7 +283,7 @@ def undefined_reason(by_method: SummariesByMethod, column: Column) -> str:
     return f"{column.metric} has no value where {condition}, which is the case for {where}"
 
 
-def undefined_notes(by_method: SummariesByMethod, columns: Sequence[Column]) -> list[str]:
+def undefined_notes(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> list[str]:
     """Write a sentence for each main score that was evaluated and is undefined for everybody."""
     notes = []
     for column in columns:
@@ -298,14 +300,16 @@ def undefined_notes(by_method: SummariesByMethod, columns: Sequence[Column]) -> 
 class PairedTable:
     """Differences of all methods to the best one in one score."""
 
-    column: Column
+    column: SummaryColumn
     best: str = ""
     differences: Mapping[str, PairedDifference] = field(default_factory=dict)
     undefined: str = ""
     """Why there is nothing to compare; empty if there is."""
 
 
-def paired_tables(by_method: SummariesByMethod, columns: Sequence[Column]) -> list[PairedTable]:
+def paired_tables(
+    by_method: SummariesByMethod, columns: Sequence[SummaryColumn]
+) -> list[PairedTable]:
     """Compare all methods with the best one, seed by seed.
 
     Args:
@@ -333,7 +337,11 @@ def paired_tables(by_method: SummariesByMethod, columns: Sequence[Column]) -> li
 
 
 def results_markdown(
-    title: str, rows: Rows, columns: Sequence[Column], command: str, notes: Sequence[str] = ()
+    title: str,
+    rows: Rows,
+    columns: Sequence[SummaryColumn],
+    command: str,
+    notes: Sequence[str] = (),
 ) -> str:
     """Write the result table as Markdown.
 
@@ -354,7 +362,7 @@ def results_markdown(
     return "\n".join(lines) + "\n"
 
 
-def results_csv(rows: Rows, columns: Sequence[Column]) -> str:
+def results_csv(rows: Rows, columns: Sequence[SummaryColumn]) -> str:
     """Write the result table as CSV: mean and standard deviation of every column."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -368,7 +376,7 @@ def results_csv(rows: Rows, columns: Sequence[Column]) -> str:
     return file.getvalue()
 
 
-def paired_markdown(by_method: SummariesByMethod, columns: Sequence[Column]) -> str:
+def paired_markdown(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> str:
     """Write the paired differences as Markdown; empty for a single method or a single seed."""
     tables = paired_tables(by_method, columns)
     if not tables:
