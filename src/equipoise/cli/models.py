@@ -230,17 +230,17 @@ def _evaluate_parser() -> Parser:
     return parser
 
 
-def _print_evaluation(found: Evaluation, out: Path | None, page: Path | None) -> None:
+def _print_evaluation(evaluation: Evaluation, out: Path | None, page: Path | None) -> None:
     """Print scores and verdict, and the files that were written."""
     from equipoise.report.decision_text import print_decision
     from equipoise.report.evaluation_page import print_details
     from equipoise.report.terminal import make_console
 
     console = make_console()
-    print_decision(found.decision, console, found.metrics)
-    print_details(found.details, console)
-    if found.num_unlabelled:
-        console.print(f"{found.num_unlabelled} rows have no known target and are not scored.")
+    print_decision(evaluation.decision, console, evaluation.metrics)
+    print_details(evaluation.details, console)
+    if evaluation.num_unlabelled:
+        console.print(f"{evaluation.num_unlabelled} rows have no known target and are not scored.")
     if out is not None:
         console.print(f"scores of all sites: {out}", highlight=False)
     if page is not None:

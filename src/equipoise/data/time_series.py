@@ -188,16 +188,16 @@ def read_steps(path: Path) -> UnlabelledRecordings:
     return steps_from_arrays(_load_arrays(path), f"'{path}'")
 
 
-def steps_from_arrays(arrays: Mapping[str, ArrayLike], where: str) -> UnlabelledRecordings:
-    """Check and convert the arrays ``x`` and ``length``; `where` is their name in errors."""
+def steps_from_arrays(arrays: Mapping[str, ArrayLike], location: str) -> UnlabelledRecordings:
+    """Check and convert the arrays ``x`` and ``length``; `location` is their name in errors."""
     length = np.asarray(arrays["length"]).astype(np.int64)
     x = np.asarray(arrays["x"]).astype(np.float32)
     require(
         x.ndim == 2 and length.ndim == 1 and int(length.sum()) == len(x),
-        f"{where} must have steps x [n, channels], and lengths that add up to n",
+        f"{location} must have steps x [n, channels], and lengths that add up to n",
     )
     is_finite = np.isfinite(x).all(1)
-    message = f"step {np.argmin(is_finite)} of {where} holds NaN or infinity: clean it"
+    message = f"step {np.argmin(is_finite)} of {location} holds NaN or infinity: clean it"
     require(bool(is_finite.all()), message)
     return UnlabelledRecordings(x, length)
 

@@ -110,11 +110,11 @@ class FinalScores:
         return {name: count for name, count in counts.items() if count}
 
 
-def _with(scores: Scores, more: Mapping[str, float]) -> Scores:
+def _with(scores: Scores, others: Mapping[str, float]) -> Scores:
     """Add the scores that are missing; no scores stay no scores."""
     if not scores:
         return Scores({})
-    missing = {name: value for name, value in more.items() if name not in scores}
+    missing = {name: value for name, value in others.items() if name not in scores}
     return Scores({**scores, **missing})
 
 

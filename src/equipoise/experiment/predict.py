@@ -207,7 +207,7 @@ def predict_recordings(predictor: Predictor, rows: Path) -> dict[str, NDArray[An
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 
-def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
+def _windows(transform: WindowTransform, rows: object) -> NDArray[np.float32]:
     """Return raw windows as given, or cut ``{"x": steps, "length": steps per recording}``."""
     if not isinstance(rows, Mapping):
         return np.asarray(rows, np.float32)
@@ -216,7 +216,7 @@ def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
             "recordings are given as x, the steps one after the other, "
             "and length, the steps of each"
         )
-    return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
+    return transform.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
 def parse_preprocessor(text: str, source: str) -> Preprocessor | WindowTransform:

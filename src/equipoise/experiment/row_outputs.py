@@ -332,7 +332,7 @@ def _site_scores(
 
 
 def _sample_scores(
-    objective: Objective, metric: str, outputs: Tensor, y: Tensor, drawn: Ints
+    objective: Objective, metric: str, outputs: Tensor, y: Tensor, draws: Ints
 ) -> Floats:
     """Score one model on samples of rows.
 
@@ -341,15 +341,15 @@ def _sample_scores(
         metric: The score.
         outputs: Outputs ``[n, outputs]``.
         y: Targets of all rows.
-        drawn: Rows of each sample ``[R, m]``; -1 for none.
+        draws: Rows of each sample ``[R, m]``; -1 for none.
 
     Returns:
         Scores ``[R]``; NaN of samples without rows.
     """
-    at_once = max(1, MAX_OUTPUTS_AT_ONCE // (drawn.shape[1] * outputs.shape[1]))
+    at_once = max(1, MAX_OUTPUTS_AT_ONCE // (draws.shape[1] * outputs.shape[1]))
     parts = []
-    for start in range(0, len(drawn), at_once):
-        rows = torch.from_numpy(drawn[start : start + at_once])
+    for start in range(0, len(draws), at_once):
+        rows = torch.from_numpy(draws[start : start + at_once])
         is_real = rows >= 0
         count = is_real.sum(1)
         weight = None if bool(is_real.all()) else is_real / count.clamp(min=1)[:, None]

@@ -367,17 +367,17 @@ def read_choice(path: Path) -> Choice:
     return codec.loads(Choice, file.read_text(), file)
 
 
-def find_site(models: SiteModels, wanted: str) -> int:
+def find_site(models: SiteModels, name: str) -> int:
     """Find a site by name or number.
 
     Raises:
         UsageError: If training had no such site.
     """
     names = models.card.clients
-    if wanted in names:
-        return names.index(wanted)
+    if name in names:
+        return names.index(name)
     members = [""] if models.choice is None else models.choice.members
-    return RunFolder(models.path / members[0]).find_client(wanted)
+    return RunFolder(models.path / members[0]).find_client(name)
 
 
 def model_to_export(path: Path, client: str | None) -> tuple[RunFolder, int | None, bool]:

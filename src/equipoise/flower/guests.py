@@ -357,12 +357,12 @@ def _sentence(values: Mapping[str, float], metric: str) -> str:
     return text
 
 
-def _table_text(found: Sequence[tuple[Guest, dict[str, float]]]) -> str:
+def _table_text(scores: Sequence[tuple[Guest, dict[str, float]]]) -> str:
     """Return ``validation.csv``."""
-    names = dict.fromkeys(name for _, values in found for name in values)
+    names = dict.fromkeys(name for _, values in scores for name in values)
     columns: dict[str, list[float | str]] = {
-        "client": [guest.client for guest, _ in found],
-        "name": [guest.label for guest, _ in found],
+        "client": [guest.client for guest, _ in scores],
+        "name": [guest.label for guest, _ in scores],
     }
-    columns |= {name: [values.get(name, math.nan) for _, values in found] for name in names}
+    columns |= {name: [values.get(name, math.nan) for _, values in scores] for name in names}
     return table_text(columns)

@@ -312,7 +312,7 @@ class Stage:
         """Return whether all clients replied."""
         return not record.absent and not record.dropped and not record.skipped
 
-    def _wait(self, holds: Callable[[], object], seconds: float, what: str) -> None:
+    def _wait(self, holds: Callable[[], object], seconds: float, event: str) -> None:
         """Wait until something holds.
 
         Raises:
@@ -321,7 +321,7 @@ class Stage:
         end = min(time.monotonic() + seconds, self.deadline)
         while not holds():
             if time.monotonic() > end:
-                raise OutOfTime(f"{what}: not within {seconds:.0f} s")
+                raise OutOfTime(f"{event}: not within {seconds:.0f} s")
             time.sleep(0.5)
 
     def _wait_for_round(

@@ -282,10 +282,10 @@ class RemoteExecutor(Executor):
         names = comparison_columns(self.task.info.metric, kinds)
         return replace(like, beside=dict.fromkeys([*like.beside, *names], math.nan))
 
-    def _for_one(self, client: int, taken: int) -> Metadata:
+    def _for_one(self, client: int, accepted_round: int) -> Metadata:
         """Return the metadata of one client's message."""
-        metadata: Metadata = {"client": client, "accepted_round": taken}
-        if self._preparation and (not taken or client in self._unprepared):
+        metadata: Metadata = {"client": client, "accepted_round": accepted_round}
+        if self._preparation and (not accepted_round or client in self._unprepared):
             metadata["preparation"] = self._preparation
             self._unprepared.discard(client)
         return metadata

@@ -365,11 +365,11 @@ class SecureAggregationRound:
 
         return self._ask("mask", shares_by_client, read, 8 * num_words)
 
-    def _enough(self, arrived: Mapping[int, object], asked: list[int], needed: int) -> list[int]:
+    def _enough(self, arrived: Mapping[int, object], clients: list[int], needed: int) -> list[int]:
         """Return the clients of the next phase: those that answered, or nobody if too few."""
         if len(arrived) >= needed:
             return sorted(arrived)
-        for client in asked:
+        for client in clients:
             self.absent.setdefault(
                 client, f"{len(arrived)} clients are left for the secure sum, {needed} are needed"
             )

@@ -181,21 +181,21 @@ class ExperimentConfig:
 
 
 def _values_by_owner(
-    given: Mapping[str, Any], known: OptionTable
+    given: Mapping[str, Any], table: OptionTable
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Sort values by the config that owns them.
 
     Args:
         given: Values by short or full name.
-        known: Options of run, method and task.
+        table: Options of run, method and task.
 
     Returns:
         For each of `OWNERS` its values by field, and one message per value of a wrong type.
     """
     values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     errors: list[str] = []
-    for key, value in resolve_names(known, given).items():
-        item = known[key]
+    for key, value in resolve_names(table, given).items():
+        item = table[key]
         try:
             values[item.owner][item.name] = from_config_value(key, value, item.kind)
         except UsageError as error:

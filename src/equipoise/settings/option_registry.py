@@ -126,42 +126,42 @@ def of_config(config: type, owner: str, defaults: Options | None = None) -> list
     return found
 
 
-def has_option(known: OptionTable, name: str) -> bool:
+def has_option(table: OptionTable, name: str) -> bool:
     """Return whether there is an option with this short or full name."""
-    return any(name in (item.name, item.full) for item in known.values())
+    return any(name in (item.name, item.full) for item in table.values())
 
 
-def find(known: OptionTable, name: str) -> str:
+def find(table: OptionTable, name: str) -> str:
     """Find the key of an option.
 
     Args:
-        known: All options.
+        table: All options.
         name: Short or full name.
 
     Returns:
-        The key in ``known``.
+        The key in ``table``.
 
     Raises:
         UsageError: If the name is unknown, or method and task both have it.
     """
-    if name in known:
+    if name in table:
         return name
-    keys = [key for key, item in known.items() if name in (item.name, item.full)]
+    keys = [key for key, item in table.items() if name in (item.name, item.full)]
     if len(keys) == 1:
         return keys[0]
     if keys:
         raise UsageError(
             f"option '{name}' is one of the method and one of the task: say {' or '.join(keys)}"
         )
-    hint = f" (did you mean '{SYNONYMS[name]}'?)" if name in SYNONYMS else did_you_mean(name, known)
+    hint = f" (did you mean '{SYNONYMS[name]}'?)" if name in SYNONYMS else did_you_mean(name, table)
     raise UsageError(f"unknown option '{name}'{hint}")
 
 
-def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_names(table: OptionTable, given: Mapping[str, Any]) -> dict[str, Any]:
     """Replace names of options by their keys.
 
     Args:
-        known: All options.
+        table: All options.
         given: Values by short or full name.
 
     Returns:
@@ -174,7 +174,7 @@ def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any
     errors: list[str] = []
     for name, value in given.items():
         try:
-            key = find(known, name)
+            key = find(table, name)
             if key in found:
                 raise UsageError(f"option '{name}' is given twice, under two names")
             found[key] = value

@@ -574,7 +574,7 @@ def _ratio_to_trimmed_max(values: Floats, accepted: NDArray[np.bool_]) -> Floats
     return values / usual if usual > 0 else np.zeros_like(values)
 
 
-def rows_are_finite(tree: object, clients: int, known: Iterable[int] = ()) -> Tensor:
+def rows_are_finite(tree: object, clients: int, checked: Iterable[int] = ()) -> Tensor:
     """Return for each client whether all of its numbers are finite.
 
     A sum is finite only if all of its terms are, so that one pass decides for nearly all tensors.
@@ -582,13 +582,13 @@ def rows_are_finite(tree: object, clients: int, known: Iterable[int] = ()) -> Te
     Args:
         tree: A tree of tensors `[K, ...]`.
         clients: The number K of clients.
-        known: Addresses of tensors that are checked elsewhere.
+        checked: Addresses of tensors that are checked elsewhere.
 
     Returns:
         A mask `[K]`.
     """
     is_finite = torch.ones(clients, dtype=torch.bool)
-    seen = set(known)  # an uploaded tensor is often part of the client state, too
+    seen = set(checked)  # an uploaded tensor is often part of the client state, too
     for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())

@@ -326,11 +326,11 @@ class ClientStore:
         self._allocate(ids)
         self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
 
-    def count(self, ids: Ints, more: Params) -> None:
+    def count(self, ids: Ints, amounts: Params) -> None:
         """Add to the counts of these clients."""
         self._allocate(ids)
         sums = dict(self._read("counts", self._slots_unless_all(ids)))
-        sums |= {name: sums[name] + number for name, number in more.items()}
+        sums |= {name: sums[name] + number for name, number in amounts.items()}
         self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
 
     def prefetch(self, ids: Ints) -> None:
@@ -352,9 +352,9 @@ class ClientStore:
         self.restore(ids, np.arange(len(ids)), state["trees"])
         self._changed[ids] = True
 
-    def reserve(self, seen: int) -> None:
-        """Prepare for `seen` clients that :meth:`restore` brings back."""
-        self._num_seen = seen
+    def reserve(self, num_seen: int) -> None:
+        """Prepare for `num_seen` clients that :meth:`restore` brings back."""
+        self._num_seen = num_seen
         self._tables = {}
 
     def restore(self, ids: Ints, slots: Ints, trees: State) -> None:
@@ -380,9 +380,9 @@ class ClientStore:
         """Return all rows of a table, valid until the next write; empty without the table."""
         return self._tables[name].view(self._num_seen) if name in self._tables else {}
 
-    def _read(self, name: str, where: Tensor | None) -> State:
+    def _read(self, name: str, slots: Tensor | None) -> State:
         rows = self._tables[name]
-        return rows.first(self._num_seen) if where is None else rows.take(where)
+        return rows.first(self._num_seen) if slots is None else rows.take(slots)
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
         """Write the rows for which `keep` holds; a new name is missing (NaN) elsewhere."""

@@ -76,11 +76,11 @@ MAX_LISTED_FACTORS = 200  # clients with limited influence that a round's log na
 class PrivacyAccountant(Protocol):
     """Counts the cost of a method under differential privacy."""
 
-    def after(self, asked: Ints, replies: int) -> PrivacySpent:
+    def after(self, cohort: Ints, replies: int) -> PrivacySpent:
         """Count one round.
 
         Args:
-            asked: The clients that were asked.
+            cohort: The clients that were asked.
             replies: The number of replies that were used.
 
         Returns:
@@ -429,8 +429,8 @@ class FederatedSimulation:
         diagnostics = results.diagnostics(
             current.method, message.params, torch.from_numpy(replies.ids), self.executor.memory
         )
-        asked = self._asked_hparams(current, replies, message)
-        allowed = self._allowed_hparams(current, replies, asked, message.hparams is not None)
+        proposed = self._proposed_hparams(current, replies, message)
+        allowed = self._allowed_hparams(current, replies, proposed, message.hparams is not None)
         bounds = _influence_bounds(current.method, self.task, message, allowed)
         guards: dict[str, int] = {}
         rejected: dict[int, str] = {}
@@ -438,11 +438,11 @@ class FederatedSimulation:
         def leave_out(guard: str, reasons: dict[int, str]) -> None:
             if not reasons:
                 return
-            here = {row: reason for row, reason in reasons.items() if bool(accepted[row])}
-            accepted[list(here)] = False
-            rejected.update(here)
-            if here:
-                guards[guard] = len(here)
+            new = {row: reason for row, reason in reasons.items() if bool(accepted[row])}
+            accepted[list(new)] = False
+            rejected.update(new)
+            if new:
+                guards[guard] = len(new)
 
         num_not_finite = int((accepted & ~diagnostics.is_finite).sum())
         if num_not_finite:
@@ -452,19 +452,19 @@ class FederatedSimulation:
         if results.stack.hparams is not None:
             leave_out("rate or epochs", hparam_violations(results.stack.hparams, *allowed))
         ids = torch.from_numpy(replies.ids)
-        steps = self.task.num_steps(ids, asked.epochs, current.server.training).double()
-        budgets = (steps * asked.lr.double()).clamp(min=MIN_STEP_BUDGET)
+        steps = self.task.num_steps(ids, proposed.epochs, current.server.training).double()
+        budgets = (steps * proposed.lr.double()).clamp(min=MIN_STEP_BUDGET)
         leave_out("norm", norm_outliers(diagnostics.norms, budgets, accepted, bounds.norm_ratio))
         return _Validation(accepted, rejected, guards, diagnostics, bounds)
 
-    def _asked_hparams(
+    def _proposed_hparams(
         self, current: _CurrentRound, replies: RoundReplies, message: ServerMessage
     ) -> LocalHParams:
-        """Return epochs and rate `[R]` that the server asked of each client that replied."""
+        """Return epochs and rate `[R]` that the server proposed to each client that replied."""
         count = len(replies.ids)
-        asked = message.hparams
-        if asked is not None and len(asked.lr) == replies.cohort_size:
-            return pytree.index(asked, replies.results.arrived)
+        proposed = message.hparams
+        if proposed is not None and len(proposed.lr) == replies.cohort_size:
+            return pytree.index(proposed, replies.results.arrived)
         training = current.server.training
         return LocalHParams(
             torch.full((count,), training.epochs, dtype=torch.int64),
@@ -475,7 +475,7 @@ class FederatedSimulation:
         self,
         current: _CurrentRound,
         replies: RoundReplies,
-        asked: LocalHParams,
+        proposed: LocalHParams,
         server_chose: bool,
     ) -> tuple[LocalHParams, LocalHParams]:
         """Return the least and the largest epochs and rate `[R]` that each client may have used.
@@ -484,7 +484,7 @@ class FederatedSimulation:
         """
         server = current.server
         lowest, highest = current.method.allowed_hparams(
-            self.task, asked, server.round, server.num_rounds, server_chose
+            self.task, proposed, server.round, server.num_rounds, server_chose
         )
         if replies.staleness is None:
             return lowest, highest
@@ -492,8 +492,8 @@ class FederatedSimulation:
             round = server.round - age
             training = self.training.at(round, server.num_rounds)
             earlier = LocalHParams(
-                torch.full_like(asked.epochs, training.epochs),
-                torch.full_like(asked.lr, training.lr),
+                torch.full_like(proposed.epochs, training.epochs),
+                torch.full_like(proposed.lr, training.lr),
             )
             low, high = self.method.at(round, server.num_rounds).allowed_hparams(
                 self.task, earlier, round, server.num_rounds, server_chose
@@ -548,11 +548,11 @@ class FederatedSimulation:
         replies = exchange.replies
         server = outcome.server
         replies.results.commit(outcome.accepted)
-        for part in replies.start_groups:
-            client_state = part.client_state
+        for group in replies.start_groups:
+            client_state = group.client_state
             if not self.keeps_local:
                 client_state = replace(client_state, local_params={})
-            self.store.commit(part.ids, client_state, part.scores, outcome.accepted[part.rows])
+            self.store.commit(group.ids, client_state, group.scores, outcome.accepted[group.rows])
         if self.selector is not None:
             self.selector.observe(
                 server.round, client_ids, replies, exchange.seconds, server.params
@@ -599,7 +599,7 @@ class FederatedSimulation:
             clock=None if self.clock is None else self.clock.now,
             energy=replies.joules,
             dropped=replies.ids[is_dropped.numpy()].tolist(),
-            rejected={int(replies.ids[place]): why for place, why in sorted(rejected.items())},
+            rejected={int(replies.ids[row]): reason for row, reason in sorted(rejected.items())},
             guards=guards,
             shrunk=_least_factors(shrunk),
             absent=replies.absent,
@@ -716,12 +716,12 @@ class FederatedSimulation:
         trees = {**self.store.rows(ids), **self.executor.gather_state(ids)}
         return {"slots": torch.from_numpy(self.store.slots(ids)), "trees": trees}
 
-    def load_state_dict(self, state: State, done: int) -> None:
+    def load_state_dict(self, state: State, rounds_done: int) -> None:
         """Restore what `state_dict` returned.
 
         Args:
             state: The state. Without its part `store`, `load_client_shards` must follow.
-            done: The number of rounds that are done.
+            rounds_done: The number of rounds that are done.
 
         Raises:
             KeyError: An entry of the method's server state is missing.
@@ -731,7 +731,7 @@ class FederatedSimulation:
             raise KeyError(min(missing))
         self.params = state["params"]
         self.server_state = state["server"]
-        self.rounds_done = done
+        self.rounds_done = rounds_done
         if "store" in state:
             store = state["store"]
             trees = self.executor.restore_state(store["ids"].numpy(), store["trees"])
@@ -743,14 +743,14 @@ class FederatedSimulation:
         if self.selector is not None:
             self.selector.load(state["selection"])
 
-    def load_client_shards(self, seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
+    def load_client_shards(self, num_seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
         """Restore all clients, part by part.
 
         Args:
-            seen: The number of clients that have a state.
+            num_seen: The number of clients that have a state.
             parts: Ids and what `client_state_dict` returned for them.
         """
-        self.store.reserve(seen)
+        self.store.reserve(num_seen)
         for ids, state in parts:
             trees = self.executor.restore_state(ids, state["trees"])
             self.store.restore(ids, state["slots"].numpy(), trees)

@@ -363,10 +363,10 @@ def _expand_like(value: Tensor, like: Tensor) -> Tensor:
     return value.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def _index(tree: State, which: Tensor | slice) -> State:
+def _index(tree: State, rows: Tensor | slice) -> State:
     """Index the leading axis of every tensor of a nested dictionary."""
     return {
-        key: _index(value, which) if isinstance(value, dict) else value[which]
+        key: _index(value, rows) if isinstance(value, dict) else value[rows]
         for key, value in tree.items()
     }
 

@@ -103,9 +103,9 @@ class RiskTable:
         return hazard
 
 
-def _sums(place: NDArray[np.int64], values: Floats, num_bins: int) -> Floats:
+def _sums(interval: NDArray[np.int64], values: Floats, num_bins: int) -> Floats:
     """Return the sum of values in each bin."""
-    return np.bincount(place, weights=values, minlength=num_bins).astype(np.float64)
+    return np.bincount(interval, weights=values, minlength=num_bins).astype(np.float64)
 
 
 def _ratio(events: Floats, number: Floats) -> Floats:

@@ -154,14 +154,14 @@ def _message_fields(kind: Any) -> dict[str, type]:
     return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
 
 
-def index(tree: T, which: int | slice | Tensor) -> T:
+def index(tree: T, rows: int | slice | Tensor) -> T:
     """Select one client (int) or some clients (slice, tensor) of a stack."""
     result: T
-    if isinstance(which, Tensor) and which.dtype == torch.int64 and which.dim() == 1:
+    if isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.dim() == 1:
         # Ten times faster than value[which].
-        result = map_leaves(lambda value: value.index_select(0, which), tree)
+        result = map_leaves(lambda value: value.index_select(0, rows), tree)
     else:
-        result = map_leaves(lambda value: value[which], tree)
+        result = map_leaves(lambda value: value[rows], tree)
     return result
 
 

@@ -786,15 +786,15 @@ def _init_shared_networks(
 
 
 def _with_networks(
-    agent: ddpg.AgentState, drawn: ddpg.AgentState, is_new: Tensor
+    agent: ddpg.AgentState, source: ddpg.AgentState, is_new: Tensor
 ) -> ddpg.AgentState:
-    """Return the agent with the networks of `drawn` where it is new."""
+    """Return the agent with the networks of `source` where it is new."""
     return {
         **agent,
-        "actor": torch.where(is_new, drawn["actor"], agent["actor"]),
-        "critic": torch.where(is_new, drawn["critic"], agent["critic"]),
-        "actor_target": torch.where(is_new, drawn["actor_target"], agent["actor_target"]),
-        "critic_target": torch.where(is_new, drawn["critic_target"], agent["critic_target"]),
+        "actor": torch.where(is_new, source["actor"], agent["actor"]),
+        "critic": torch.where(is_new, source["critic"], agent["critic"]),
+        "actor_target": torch.where(is_new, source["actor_target"], agent["actor_target"]),
+        "critic_target": torch.where(is_new, source["critic_target"], agent["critic_target"]),
     }
 
 
