@@ -130,10 +130,12 @@ class TrainedModels(ABC):
         if predictor is not None:
             return as_predictions(predictor.card, predictor.outputs(rows), rows, probabilities)
         models = self._site_models()
-        found = predict_rows(models, RowSelection.of(models, rows, client, client_column), horizon)
+        predictions = predict_rows(
+            models, RowSelection.of(models, rows, client, client_column), horizon
+        )
         if horizon is not None:
-            return in_kind_of(rows, np.asarray(found.columns[horizon_column(horizon)]))
-        return as_predictions(models.card, found.outputs, rows, probabilities)
+            return in_kind_of(rows, np.asarray(predictions.columns[horizon_column(horizon)]))
+        return as_predictions(models.card, predictions.outputs, rows, probabilities)
 
     def evaluate(
         self,
@@ -682,8 +684,8 @@ class Comparison:
                 f"no method '{against}' with a {score} score is here{did_you_mean(against, values)}"
             )
         return {
-            label: paired_difference(found, values[against], column.higher_is_better)
-            for label, found in values.items()
+            label: paired_difference(scores, values[against], column.higher_is_better)
+            for label, scores in values.items()
             if label != against
         }
 

@@ -169,7 +169,7 @@ def evaluate(arguments: list[str]) -> int:
         raise UsageError(f"--min-count is {values.min_count}: must be at least 1")
     groupings = Grouping.parse(values.by)
     models = load_models(Path(values.model))
-    found = evaluate_rows(
+    evaluation = evaluate_rows(
         models,
         _selection(models, values),
         values.metric,
@@ -179,23 +179,23 @@ def evaluate(arguments: list[str]) -> int:
         horizon=values.horizon,
     )
     if page is not None:
-        io.write_text(page, render_evaluation(found.details))
+        io.write_text(page, render_evaluation(evaluation.details))
     if out is not None:
-        write_sites_csv(found.decision, out)
+        write_sites_csv(evaluation.decision, out)
     if values.json:
         print_json(
-            decision=found.decision,
-            metrics=found.metrics,
-            calibration=found.details.calibration,
-            cross_site=found.details.cross_site,
-            groups=found.details.groups,
-            horizon=found.details.horizon,
-            unlabelled=found.num_unlabelled,
+            decision=evaluation.decision,
+            metrics=evaluation.metrics,
+            calibration=evaluation.details.calibration,
+            cross_site=evaluation.details.cross_site,
+            groups=evaluation.details.groups,
+            horizon=evaluation.details.horizon,
+            unlabelled=evaluation.num_unlabelled,
             scores=str(out) if out else None,
             report=str(page) if page else None,
         )
         return 0
-    _print_evaluation(found, out, page)
+    _print_evaluation(evaluation, out, page)
     return 0
 
 
@@ -282,20 +282,20 @@ def explain(arguments: list[str]) -> int:
     if values.rows is None:
         if values.client is not None or values.client_column:
             raise UsageError("--client and --client-column are for rows of a file: give ROWS")
-        found = explain_run(path, options)
+        explanation = explain_run(path, options)
         run_page = write_report([path], RunFolder(path).report)
         written = page or run_page
     else:
         models = load_models(path)
-        found = explain_rows(models, _selection(models, values), options)
+        explanation = explain_rows(models, _selection(models, values), options)
         written = page
     if page is not None:
-        io.write_text(page, render_explanation(found))
+        io.write_text(page, render_explanation(explanation))
     if values.json:
-        print_json(explanation=found, report=str(written) if written else None)
+        print_json(explanation=explanation, report=str(written) if written else None)
         return 0
     console = make_console()
-    print_explanation(found, console)
+    print_explanation(explanation, console)
     if written is not None:
         console.print(f"report: {written}", highlight=False)
     return 0

@@ -341,12 +341,12 @@ def option_types(config: type) -> dict[str, OptionType]:
 @functools.cache
 def _kinds(config: type) -> dict[str, OptionType]:
     hints = get_type_hints(config)
-    found = {}
+    kinds = {}
     for item in dataclasses.fields(config):
         hint = hints[item.name]
         over_rounds = get_origin(hint) is Scheduled
-        found[item.name] = OptionType(get_args(hint)[0] if over_rounds else hint, over_rounds)
-    return found
+        kinds[item.name] = OptionType(get_args(hint)[0] if over_rounds else hint, over_rounds)
+    return kinds
 
 
 def describe_expected(kind: OptionType, rule: Constraint) -> str:
@@ -381,7 +381,7 @@ class Options:
     def __post_init__(self) -> None:
         """Convert and validate all options."""
         known = option_types(type(self))
-        found = []
+        problems = []
         for item in dataclasses.fields(self):
             kind = known[item.name]
             rule = constraint_of(item)
@@ -389,11 +389,11 @@ class Options:
             plain = 0 if rule.auto and value == AUTO else value
             plain = _convert(kind, plain)
             if plain is MISSING or not _is_allowed(kind, rule, plain):
-                found.append(invalid_value_message(item.name, value, kind, rule))
+                problems.append(invalid_value_message(item.name, value, kind, rule))
             elif plain is not value:
                 object.__setattr__(self, item.name, plain)
-        if found:
-            raise UsageError("; ".join(found))
+        if problems:
+            raise UsageError("; ".join(problems))
 
     def at(self, round: int, rounds: int) -> Self:
         """Return the config of one round, with schedules replaced by their values."""

@@ -385,13 +385,13 @@ def cross_fit(
             for tested in lacking:
                 rows = torch.from_numpy(folds.rows(tested))
                 with torch.no_grad():
-                    found = task.logits(model, x[rows]).float().cpu()
+                    logits = task.logits(model, x[rows]).float().cpu()
                 if len(lacking) == 1:
-                    held_out[rows] = found
-                    losses[tested, tested] = _loss(task, found, y[rows])
+                    held_out[rows] = logits
+                    losses[tested, tested] = _loss(task, logits, y[rows])
                 else:
                     other = sum(lacking) - tested
-                    losses[other, tested] = _loss(task, found, y[rows])
+                    losses[other, tested] = _loss(task, logits, y[rows])
         candidates.append(candidate)
         finals.append({name: value.clone() for name, value in pytree.index(stack, 0).items()})
         outputs.append(held_out)

@@ -190,7 +190,7 @@ def _probabilities(
     Risks of several members are averaged before, as for other scores.
     """
     first = models.members[0]
-    found: dict[str, NDArray[np.float64]] = {}
+    probabilities: dict[str, NDArray[np.float64]] = {}
     for kind in outputs.outputs:
         if kind == USED:
             continue
@@ -200,8 +200,8 @@ def _probabilities(
             if source in first.models_of(site.client):
                 risks = outputs.outputs[kind][torch.from_numpy(site.rows)]
                 values[site.rows] = first.probability(source, site.client, risks, horizon)
-        found[kind] = values
-    return found
+        probabilities[kind] = values
+    return probabilities
 
 
 def _cross_site(
@@ -319,9 +319,9 @@ def _used_entry(models: SiteModels, evidence: Evidence) -> Entry:
         return mixture
     wanted = PERSONAL if models.choice is None else models.choice.model
     for kind in (wanted, GLOBAL, LOCAL):
-        found = next((entry for entry in evidence.entries if entry.key == kind), None)
-        if found is not None:
-            return found
+        entry_of_kind = next((entry for entry in evidence.entries if entry.key == kind), None)
+        if entry_of_kind is not None:
+            return entry_of_kind
     raise UsageError(f"'{models.path}' has no model for these rows")
 
 
@@ -436,9 +436,9 @@ def predict_file(
         refuse_remote_model(RunFolder(models.path), number)
     predictor = models.members[0].predictor
     if isinstance(predictor.preprocessor, WindowTransform):
-        found = predict_recordings(Predictor.of(RunFolder(models.path), number), rows)
-        _write_csv(out, found)
-        return [f"{out}: {len(next(iter(found.values())))} predictions"]
+        columns = predict_recordings(Predictor.of(RunFolder(models.path), number), rows)
+        _write_csv(out, columns)
+        return [f"{out}: {len(next(iter(columns.values())))} predictions"]
     if predictor.preprocessor is None and predictor.texts is None:
         raise UsageError(
             f"'{models.path}' is no run on tables: "

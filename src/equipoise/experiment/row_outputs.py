@@ -310,7 +310,7 @@ def _site_scores(
     samples: Ints,
 ) -> dict[str, Floats]:
     """Return the scores ``[samples]`` of all models at one site, means over repeats."""
-    found: dict[str, list[Floats]] = {}
+    columns: dict[str, list[Floats]] = {}
     for one in repeats:
         own = np.flatnonzero(one.site == site)
         place = np.full(len(rows), -1)
@@ -320,9 +320,9 @@ def _site_scores(
             values = np.full(len(samples), np.nan)
             if len(own) and bool(torch.isfinite(outputs[own]).all()):
                 values = _sample_scores(objective, metric, outputs, one.y, drawn)
-            found.setdefault(name, []).append(values)
+            columns.setdefault(name, []).append(values)
     means: dict[str, Floats] = {}
-    for name, parts in found.items():
+    for name, parts in columns.items():
         stacked = np.stack(parts)
         known = np.isfinite(stacked)
         count = known.sum(0)
@@ -366,8 +366,8 @@ def site_scores(rows: RowOutputs, objective: Objective, model: str, metric: str)
     for site in range(len(rows.sites)):
         own = torch.from_numpy(rows.site == site)
         if bool(own.any()) and bool(torch.isfinite(outputs[own]).all()):
-            found = objective.score(outputs[own][None], rows.y[own][None], None, (metric,))
-            scores[site] = float(found[metric][0])
+            values = objective.score(outputs[own][None], rows.y[own][None], None, (metric,))
+            scores[site] = float(values[metric][0])
     return scores
 
 
@@ -460,6 +460,6 @@ def mean_losses(
     if not len(unit):
         return {}
     counts = np.bincount(unit)
-    found = [np.bincount(unit, weights=losses[is_known]) / counts for losses in table]
+    means = [np.bincount(unit, weights=losses[is_known]) / counts for losses in table]
     names = [model for model, has in zip(known, has_any, strict=True) if has]
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, means, strict=True))

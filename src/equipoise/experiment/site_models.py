@@ -112,9 +112,9 @@ class RunModels:
 
     def models_of(self, client: int | None) -> list[str]:
         """List the kinds of models for a client; a stranger (None) has the global one alone."""
-        found = [GLOBAL] if self.global_ else []
-        found += [name for name, places in self.place.items() if client in places]
-        return [name for name in MODELS if name in found]
+        kinds = [GLOBAL] if self.global_ else []
+        kinds += [name for name, places in self.place.items() if client in places]
+        return [name for name in MODELS if name in kinds]
 
     def inputs(self, rows: object, client: int | None) -> Tensor:
         """Convert raw rows of a client to inputs of the network."""

@@ -136,13 +136,13 @@ class GuestNode:
         x, y = _labelled_rows(self._data, models, "test", self.settings)
         output = models.outputs(GLOBAL, None, x)
         objective = objective_of(target)
-        found = objective.score(output[None], y[None], None, objective.metric_names)
+        values = objective.score(output[None], y[None], None, objective.metric_names)
         places = np.arange(len(x))
         rows = RowOutputs(("here",), np.zeros_like(places), places, y, {GLOBAL: output})
         interval = resample([rows], target, metric).at_site(GLOBAL, 0)
         return {
             "rows": float(len(x)),
-            **{name: float(value[0]) for name, value in found.items()},
+            **{name: float(value[0]) for name, value in values.items()},
             f"{metric}_low": interval.low,
             f"{metric}_high": interval.high,
             "one_class": float(bool(only_class(rows, target, GLOBAL))),
@@ -315,17 +315,17 @@ def offer_model(
     message = codec.encode(tree, metadata)
     answers = wire.ask_guests(dict.fromkeys(guests, message), limit)
     lines = []
-    found: list[tuple[Guest, dict[str, float]]] = []
+    guest_scores: list[tuple[Guest, dict[str, float]]] = []
     for guest in guests:
         try:
             values = _read_values(answers.get(guest), guest, run, card.target, metric)
         except InvalidMessage as error:
             lines.append(f"{guest.label} ({guest.role}): {error}")
             continue
-        found.append((guest, values))
+        guest_scores.append((guest, values))
         lines.append(f"{guest.label} ({guest.role}): {_sentence(values, metric)}")
-    if found:
-        folder.validation.write(_table_text(found))
+    if guest_scores:
+        folder.validation.write(_table_text(guest_scores))
     return lines
 
 

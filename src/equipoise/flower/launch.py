@@ -184,8 +184,8 @@ class FlowerCli:
         """Return why a run failed: the sentence of the server app, or the end of its log."""
         lines = self._call("log", number, "link", "--show").stdout.splitlines()
         for line in reversed(lines):
-            _, found, reason = line.partition(FAILURE)
-            if found:
+            _, marker, reason = line.partition(FAILURE)
+            if marker:
                 return reason
         return "its last lines:\n" + "\n".join(lines[-15:])
 

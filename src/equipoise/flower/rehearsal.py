@@ -260,13 +260,13 @@ class Stage:
     def _processes(self, name: str, command: str = "") -> list[int]:
         """Return the processes that were started under a name, and all their children."""
         mark = f"{MARK}={self.folder / name}".encode()
-        found = []
+        processes = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 is_ours = mark in (entry / "environ").read_bytes().split(b"\0")
                 if is_ours and command.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-        return found
+                    processes.append(int(entry.name))
+        return processes
 
     def _kill(self, name: str, command: str = "") -> None:
         """Kill processes of this rehearsal at once, without any chance to clean up."""
@@ -328,14 +328,14 @@ class Stage:
         self, first: int, fits: Callable[[RoundRecord], bool], seconds: float = 240.0
     ) -> RoundRecord:
         """Wait for a round from ``first`` on that fits, and return it."""
-        found: list[RoundRecord] = []
+        records: list[RoundRecord] = []
 
         def look() -> bool:
-            found[:] = [one for one in self._records() if one.round >= first and fits(one)][:1]
-            return bool(found)
+            records[:] = [one for one in self._records() if one.round >= first and fits(one)][:1]
+            return bool(records)
 
         self._wait(look, seconds, f"no such round after round {first - 1}")
-        return found[0]
+        return records[0]
 
     # ---------------------------------------------------------------- accidents
 

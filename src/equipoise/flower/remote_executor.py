@@ -264,14 +264,14 @@ class RemoteExecutor(Executor):
         }
         limit = max(self.time_limit, rounds * self._longest) if self._verdict else self.time_limit
         answers = self.wire.exchange(asked, limit) if asked else {}
-        found = {}
+        scores = {}
         for client in asked:
             try:
                 assert like is not None
-                found[client] = _scores(answers.get(client), client, like)
+                scores[client] = _scores(answers.get(client), client, like)
             except InvalidMessage as error:
                 LOG.warning("the scores of client %d are not known: %s", client, error)
-        return found
+        return scores
 
     def _expected_scores(self, params: Params) -> ClientFinalScores:
         """Return scores with the names that clients must send."""

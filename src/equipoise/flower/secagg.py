@@ -411,13 +411,13 @@ class SecureAggregationRound:
 
     def _collect(self, clients: Iterable[int], read: Callable[[int], T]) -> dict[int, T]:
         """Read each client's answer; a client whose answer is invalid is marked as absent."""
-        found: dict[int, T] = {}
+        parsed: dict[int, T] = {}
         for client in clients:
             try:
-                found[client] = read(client)
+                parsed[client] = read(client)
             except InvalidMessage as error:
                 self.absent[client] = f"in the secure sum: {error}"
-        return found
+        return parsed
 
 
 def _round_id(run: str, round: int) -> str:

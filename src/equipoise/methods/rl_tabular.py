@@ -155,10 +155,10 @@ class FederatedQ(TabularQ):
         if not (self.eta and self.tau):
             chosen.append(f"chosen: eta {eta:.4g}, tau {tau}")
         cover = self._coverage(task)
-        found = theory.condition_warnings(
+        sentences = theory.condition_warnings(
             eta, tau, num_rounds * tau, task.mdp.gamma, task.info.num_clients, cover
         )
-        return (*chosen, *found)
+        return (*chosen, *sentences)
 
     def _coverage(self, task: TabularTask) -> theory.Coverage | None:
         """Return the agents' coverage; None where every step samples all pairs."""

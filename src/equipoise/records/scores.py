@@ -85,8 +85,8 @@ class Evaluations:
 
     def evaluation(self, name: str) -> Scores:
         """Return one evaluation by its name in JSON, one of :data:`NAMED`."""
-        found: Scores = getattr(self, "global_" if name == "global" else name)
-        return found
+        scores: Scores = getattr(self, "global_" if name == "global" else name)
+        return scores
 
 
 class HasEvaluations:

@@ -106,7 +106,9 @@ def heldout_clients(groups: Sequence[RunGroup], display: MetricDisplay) -> Figur
         results = [summary.newcomers for summary in group.summaries if summary.newcomers]
         runs = []
         for result in results:
-            scores = {epochs: found.get(display.metric) for epochs, found in result.after.items()}
+            scores = {
+                epochs: metrics.get(display.metric) for epochs, metrics in result.after.items()
+            }
             runs.append({epochs: value for epochs, value in scores.items() if value is not None})
         if runs:
             options = {**display.line_options, "mode": "lines+markers"}

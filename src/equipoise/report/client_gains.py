@@ -162,8 +162,8 @@ def _best_words(
     for label, values in means.items():
         if label == best.label or len(values) != num_seeds:
             continue
-        found = paired_difference(values, means[best.label], display.higher_is_better)
-        if found is not None and found.verdict == "tie":
+        difference = paired_difference(values, means[best.label], display.higher_is_better)
+        if difference is not None and difference.verdict == "tie":
             ties.append(label)
     if not ties:
         return f"{best.label} has the best personal models ({score})"
@@ -172,12 +172,12 @@ def _best_words(
 
 def _means_by_seed(group: RunGroup) -> list[float]:
     """Return the mean over clients with each seed."""
-    found = []
+    means = []
     for run in group.runs:
         known = [score for score in run.personal_scores if math.isfinite(score)]
         if known:
-            found.append(fmean(known))
-    return found
+            means.append(fmean(known))
+    return means
 
 
 def _gains(

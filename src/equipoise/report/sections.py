@@ -190,14 +190,14 @@ def _paired_blocks(
             continue
         digits = paired.column.digits
         rows = []
-        for method, found in paired.differences.items():
-            interval = f"{found.low:+.{digits}f} … {found.high:+.{digits}f}"
+        for method, difference in paired.differences.items():
+            interval = f"{difference.low:+.{digits}f} … {difference.high:+.{digits}f}"
             rows.append(
                 [
                     TableCell(method),
-                    TableCell(f"{found.mean:+.{digits}f}", found.mean),
-                    TableCell(interval, found.low),
-                    TableCell(found.verdict),
+                    TableCell(f"{difference.mean:+.{digits}f}", difference.mean),
+                    TableCell(interval, difference.low),
+                    TableCell(difference.verdict),
                 ]
             )
         higher = paired.column.higher_is_better
@@ -405,13 +405,13 @@ def _certificate_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     rows = []
     for group in groups:
         for summary in group.summaries:
-            found = summary.certificate
-            if found is None:
+            certificate = summary.certificate
+            if certificate is None:
                 continue
-            server_gain = found.server.gain if found.server else None
-            clients = found.clients
+            server_gain = certificate.server.gain if certificate.server else None
+            clients = certificate.clients
             gains = [
-                found.largest_gain,
+                certificate.largest_gain,
                 clients.largest,
                 clients.mean,
                 clients.gaining,
@@ -421,7 +421,7 @@ def _certificate_blocks(groups: Sequence[RunGroup]) -> list[Block]:
             for gain in gains:
                 text = MISSING if gain is None else f"{100 * gain:.1f} %"
                 cells.append(TableCell(text, gain))
-            cells.append(TableCell(str(found.samples), float(found.samples)))
+            cells.append(TableCell(str(certificate.samples), float(certificate.samples)))
             rows.append(cells)
     if not rows:
         return []

@@ -191,16 +191,16 @@ def _same_rows(model: str, name: str) -> Callable[[Summary], float | None]:
     """Return a getter for a score on the clients' own test rows."""
 
     def get(summary: Summary) -> float | None:
-        found = summary.same_rows.get(model)
-        return None if found is None else getattr(found, name)
+        estimate = summary.same_rows.get(model)
+        return None if estimate is None else getattr(estimate, name)
 
     return get
 
 
 def _worst_decile(summary: Summary) -> float | None:
     """Return the score that nine of ten personal models reach."""
-    found = summary.same_rows.get(PERSONAL)
-    return found.worst_decile if found else summary.personal.get("p10")
+    scores = summary.same_rows.get(PERSONAL)
+    return scores.worst_decile if scores else summary.personal.get("p10")
 
 
 def _newcomer_scores(epochs: int) -> Callable[[Summary], Scores]:
@@ -234,7 +234,11 @@ def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[SummaryColumn
     for model, label in BASELINE_LABELS.items():
         if model in by_method:  # the method of this name has a row of its own
             continue
-        known = [found for found in by_method.values() if all(model in s.same_rows for s in found)]
+        known = [
+            summaries
+            for summaries in by_method.values()
+            if all(model in s.same_rows for s in summaries)
+        ]
         if not known:
             continue
         cells = []
@@ -271,7 +275,7 @@ def undefined_reason(by_method: SummariesByMethod, column: SummaryColumn) -> str
     """
     if scores_over_seeds(by_method, column):
         return ""
-    summaries = [summary for found in by_method.values() for summary in found]
+    summaries = [summary for same_method in by_method.values() for summary in same_method]
     if any(column.get(summary) is not None for summary in summaries):
         return "no method has it with every seed"
     if not any(summary.evaluation(column.score) for summary in summaries):
@@ -290,7 +294,7 @@ def undefined_notes(by_method: SummariesByMethod, columns: Sequence[SummaryColum
         if not column.is_main_score:
             continue
         reason = undefined_reason(by_method, column)
-        summaries = [summary for found in by_method.values() for summary in found]
+        summaries = [summary for same_method in by_method.values() for summary in same_method]
         if reason and any(summary.evaluation(column.score) for summary in summaries):
             notes.append(f"{column.title} is undefined: {reason}.")
     return notes
@@ -330,7 +334,11 @@ def paired_tables(
             tables.append(PairedTable(column, undefined=undefined_reason(by_method, column)))
             continue
         best_method, differences = compare_to_best(scores, column.higher_is_better)
-        known = [(method, found) for method, found in differences.items() if found is not None]
+        known = [
+            (method, difference)
+            for method, difference in differences.items()
+            if difference is not None
+        ]
         known.sort(key=lambda item: item[1].mean, reverse=column.higher_is_better)
         tables.append(PairedTable(column, best_method, dict(known)))
     return tables
@@ -389,9 +397,11 @@ def paired_markdown(by_method: SummariesByMethod, columns: Sequence[SummaryColum
         lines += [f"**{table.column.title}**, best: {table.best}", ""]
         lines += ["| method | difference | interval | |", "|---|---:|---:|---|"]
         digits = table.column.digits
-        for method, found in table.differences.items():
-            interval = f"{found.low:+.{digits}f} … {found.high:+.{digits}f}"
-            lines.append(f"| {method} | {found.mean:+.{digits}f} | {interval} | {found.verdict} |")
+        for method, difference in table.differences.items():
+            interval = f"{difference.low:+.{digits}f} … {difference.high:+.{digits}f}"
+            lines.append(
+                f"| {method} | {difference.mean:+.{digits}f} | {interval} | {difference.verdict} |"
+            )
         lines.append("")
     return "\n".join(lines)
 

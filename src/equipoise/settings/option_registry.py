@@ -81,7 +81,7 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
     Raises:
         UsageError: If an option of the method or task has the name of an option of the run.
     """
-    found = [
+    all_options = [
         *of_config(RunConfig, "run"),
         *of_config(ClockConfig, "timing"),
         *of_config(TrainingConfig, "training", task.training),
@@ -90,8 +90,8 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
         *of_config(method, "method"),
     ]
     known: dict[str, Option] = {}
-    for item in found:
-        same = [other for other in found if other.name == item.name]
+    for item in all_options:
+        same = [other for other in all_options if other.name == item.name]
         if any(other.owner not in OWNERS_WITH_FULL_NAMES for other in same) and len(same) > 1:
             raise UsageError(
                 f"{same[1].owner} option '{item.name}' is also an option of {same[0].owner}: "
@@ -115,15 +115,15 @@ def of_config(config: type, owner: str, defaults: Options | None = None) -> list
     Raises:
         UsageError: If an option has no default.
     """
-    found = []
+    options_of_class = []
     for item in dataclasses.fields(config):
         if item.default is MISSING:
             raise UsageError(f"option '{item.name}' has no default: every option needs one")
         default = getattr(defaults, item.name) if defaults else item.default
-        found.append(
+        options_of_class.append(
             Option(item.name, owner, option_types(config)[item.name], default, constraint_of(item))
         )
-    return found
+    return options_of_class
 
 
 def has_option(table: OptionTable, name: str) -> bool:
@@ -170,16 +170,16 @@ def resolve_names(table: OptionTable, given: Mapping[str, Any]) -> dict[str, Any
     Raises:
         UsageError: If names are unknown, ambiguous or given twice; all are reported at once.
     """
-    found: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     errors: list[str] = []
     for name, value in given.items():
         try:
             key = find(table, name)
-            if key in found:
+            if key in resolved:
                 raise UsageError(f"option '{name}' is given twice, under two names")
-            found[key] = value
+            resolved[key] = value
         except UsageError as error:
             errors.append(str(error))
     if errors:
         raise UsageError("; ".join(errors))
-    return found
+    return resolved

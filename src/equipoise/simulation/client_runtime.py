@@ -431,10 +431,10 @@ def call_mapped(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) ->
         with torch_internals.outside_vmap():
             _MAP.level = None
             try:
-                found = stack(stacked)
+                results = stack(stacked)
             finally:
                 _MAP.level = level
-        batched: R = _add_batch_dims(found, 0, level)
+        batched: R = _add_batch_dims(results, 0, level)
         return batched
     record = _Call(one, stack, arguments)
     out = _Mapped.apply(record, *pytree.leaves(arguments))  # type: ignore[no-untyped-call]

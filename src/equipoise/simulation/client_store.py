@@ -80,17 +80,17 @@ class ClientTable:
     def take(self, slots: Tensor) -> State:
         """Return a copy of some rows."""
         if self._files is None:
-            found: State = map_leaves(lambda value: value.index_select(0, slots), self._memory)
-            return found
+            rows: State = map_leaves(lambda value: value.index_select(0, slots), self._memory)
+            return rows
         here = slots < self.num_in_memory
-        found = map_leaves(
+        rows = map_leaves(
             lambda value: value.new_empty((len(slots), *value.shape[1:])).index_copy_(
                 0, here.nonzero().flatten(), value[slots[here]]
             ),
             self._memory,
         )
-        self._files.read(slots[~here] - self.num_in_memory, (~here).nonzero().flatten(), found)
-        return found
+        self._files.read(slots[~here] - self.num_in_memory, (~here).nonzero().flatten(), rows)
+        return rows
 
     def write(self, slots: Tensor, rows: State) -> None:
         """Copy rows into these slots; tensors that :meth:`first` returned stay as they are."""
@@ -185,11 +185,11 @@ class _ShardFiles:
     def _by_shard(self, slots: Tensor) -> list[tuple[tuple[mmap.mmap, Tensor], Tensor, Tensor]]:
         """Return for each file: which of the slots are in it, and their records there."""
         number = slots // self._each
-        found = []
+        groups = []
         for n in number.unique().tolist():
             which = (number == n).nonzero().flatten()
-            found.append((self._shard(n), which, slots[which] - n * self._each))
-        return found
+            groups.append((self._shard(n), which, slots[which] - n * self._each))
+        return groups
 
     def _shard(self, number: int) -> tuple[mmap.mmap, Tensor]:
         if number not in self._shards:

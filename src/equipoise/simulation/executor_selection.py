@@ -99,8 +99,8 @@ def select_executor(
     plain = ExecutorPlan("loop")
     if ways[best] > MAX_RELATIVE_TIME * ways[plain]:
         best = plain
-    found = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())
-    return replace(best, why=f"measured, ms a step of one client: {found}")
+    timings = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())
+    return replace(best, why=f"measured, ms a step of one client: {timings}")
 
 
 def auto_executor(
@@ -201,12 +201,13 @@ def to_device(task: ExperimentTask, name: str) -> ExperimentTask:
         )
     if not task.info.supports_fork and not name.startswith("cuda"):  # nothing to gain there
         return task
-    found = torch.cuda.device_count()
-    if name == "cpu" or (name == "auto" and not found):
+    num_devices = torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and not num_devices):
         return task
     number = int(name.partition(":")[2] or os.environ.get("LOCAL_RANK", "0"))
-    if number >= found:
+    if number >= num_devices:
         raise UsageError(
-            f"device is '{name}', but PyTorch finds {found} CUDA devices: use another, or auto"
+            f"device is '{name}', but PyTorch finds {num_devices} CUDA devices: use another, or "
+            "auto"
         )
     return task.to(torch.device("cuda", number))

@@ -420,11 +420,11 @@ def run_and_commit(
             client_state=store.client_state(ids.numpy()),
         )
         result = executor.run_group(group_request, relative_to_first(chunks))
-        found = UpdateDiagnostics.compute(
+        group_diagnostics = UpdateDiagnostics.compute(
             method, request.message.params, ids, result, executor.memory
         )
-        store.commit(ids.numpy(), result.client_state, result.scores, found.is_finite)
-        diagnostics.append(found)
+        store.commit(ids.numpy(), result.client_state, result.scores, group_diagnostics.is_finite)
+        diagnostics.append(group_diagnostics)
         return replace(result, client_state=ClientState(), scores={})
 
     with torch.no_grad():

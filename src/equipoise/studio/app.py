@@ -312,8 +312,8 @@ class Studio:
     async def decision(self, request: Request) -> Response:
         """Say which model each site should use, and how sure that is."""
         folder = self._folder_of(request)
-        found = await run_in_threadpool(read_decision, folder)
-        if found is None:
+        verdict = await run_in_threadpool(read_decision, folder)
+        if verdict is None:
             raise UsageError(
                 f"'{folder.name}' has no decision: it is not finished, or its methods were not "
                 "tested on the same rows"
@@ -322,12 +322,12 @@ class Studio:
         return self.render(
             "decision.html.j2",
             name=folder.name,
-            decision=found,
+            decision=verdict,
             command=command,
             has_choice=(folder / "chosen").is_dir(),
             costs=await run_in_threadpool(_costs, folder),
-            score=partial(_estimate_text, partial(format_score, found.metric)),
-            difference=partial(_estimate_text, partial(format_difference, found.metric)),
+            score=partial(_estimate_text, partial(format_score, verdict.metric)),
+            difference=partial(_estimate_text, partial(format_difference, verdict.metric)),
         )
 
     async def choose(self, request: Request) -> Response:
@@ -483,8 +483,8 @@ async def _plotly(request: Request) -> Response:
 async def _form(request: Request) -> dict[str, str]:
     """Return the values of a form by the names of its inputs; several of one name are joined."""
     body = (await request.body()).decode()
-    found = parse_qs(body, keep_blank_values=True, max_num_fields=2000)
-    return {name: ",".join(values) for name, values in found.items()}
+    fields = parse_qs(body, keep_blank_values=True, max_num_fields=2000)
+    return {name: ",".join(values) for name, values in fields.items()}
 
 
 def _redirect(address: str) -> Response:
@@ -519,12 +519,12 @@ def _progress(cells: list[CellProgress]) -> dict[str, object]:
 
 def _costs(folder: Path) -> list[tuple[str, float, float]]:
     """Return what each method of a comparison cost: mean seconds and mean megabytes of a run."""
-    found = []
+    costs = []
     for method, summaries in ComparisonFolder(folder).read().summaries.items():
         seconds = fmean(summary.seconds for summary in summaries)
         traffic = fmean(summary.bytes.up + summary.bytes.down for summary in summaries)
-        found.append((method, seconds, traffic / 1e6))
-    return found
+        costs.append((method, seconds, traffic / 1e6))
+    return costs
 
 
 def _has_agents(folder: Path) -> bool:

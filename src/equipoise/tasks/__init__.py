@@ -58,10 +58,10 @@ class TaskSpec:
 
 def all_tasks() -> dict[str, TaskSpec]:
     """Return every task of this package by name."""
-    found: dict[str, TaskSpec] = {}
+    tasks: dict[str, TaskSpec] = {}
     for info in pkgutil.iter_modules(__path__):
-        found |= _tasks_in(importlib.import_module(f"{__name__}.{info.name}"))
-    return dict(sorted(found.items()))
+        tasks |= _tasks_in(importlib.import_module(f"{__name__}.{info.name}"))
+    return dict(sorted(tasks.items()))
 
 
 def find_task(name: str | TaskSpec) -> TaskSpec:

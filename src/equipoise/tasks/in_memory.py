@@ -111,14 +111,14 @@ class DatasetRows:
         parts = {name: part.rows for name, part in assignment.splits.items()}
         if len(assignment.server_holdout):
             parts["server"] = assignment.server_holdout
-        found: dict[str, dict[str, Ints]] = {}
+        splits: dict[str, dict[str, Ints]] = {}
         for client in range(len(first)):
             name = self.rows.names[client] if self.rows.names else str(client)
-            found[name] = {
+            splits[name] = {
                 split: np.sort(rows[owner[rows] == client]) - first[client]
                 for split, rows in parts.items()
             }
-        return found
+        return splits
 
 
 def read_datasets(
@@ -205,13 +205,13 @@ def from_tables(
     tables: Any, name: str, choices: own.TableLearningConfig, client_column: str = ""
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_tables`."""
-    found = align_tables(_client_tables(tables, client_column), choices)
+    aligned = align_tables(_client_tables(tables, client_column), choices)
     label_type = _label_type([tables] if client_column else tables.values(), choices.target)
 
     def build(
         config: own.TableLearningConfig, model: str, training: TrainingConfig, seed: int
     ) -> ExperimentTask:
-        return own.task_from_tables(name, found, config, model, training, seed, label_type)
+        return own.task_from_tables(name, aligned, config, model, training, seed, label_type)
 
     spec = own.SPEC
     return TaskSpec(
@@ -232,7 +232,7 @@ def _label_type(tables: Iterable[Any], target: str) -> str:
 
     The number 1 and the text '1' are the same class in a table; predictions come back as given.
     """
-    found = set()
+    dtypes = set()
     for table in tables:
         names = getattr(table, "column_names", None) or getattr(table, "columns", table)
         if target not in list(names):
@@ -245,8 +245,8 @@ def _label_type(tables: Iterable[Any], target: str) -> str:
             for label_type, kinds in LABEL_TYPES.items()
             if all(issubclass(kind, kinds) for kind in types)
         ]
-        found.add(fitting[0] if fitting else "")
-    return found.pop() if len(found) == 1 else ""
+        dtypes.add(fitting[0] if fitting else "")
+    return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 def _is_missing(cell: object) -> bool:

@@ -31,9 +31,9 @@ def refuse_all(problems: Iterable[tuple[bool, str]]) -> None:
     Args:
         problems: Whether each problem is there, and its message.
     """
-    found = [message for is_there, message in problems if is_there]
-    if found:
-        raise UsageError("; ".join(found))
+    messages = [message for is_there, message in problems if is_there]
+    if messages:
+        raise UsageError("; ".join(messages))
 
 
 def install_hint(extra: str) -> str:

@@ -99,11 +99,11 @@ def leaves(tree: Any) -> list[Any]:
 
 def named_leaves(tree: State, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
     """Return the tensors of nested dictionaries by their path of keys."""
-    found: dict[tuple[str, ...], Tensor] = {}
+    by_path: dict[tuple[str, ...], Tensor] = {}
     for key, value in tree.items():
         path = (*prefix, key)
-        found |= named_leaves(value, path) if isinstance(value, dict) else {path: value}
-    return found
+        by_path |= named_leaves(value, path) if isinstance(value, dict) else {path: value}
+    return by_path
 
 
 def with_leaves(tree: T, values: Iterable[Tensor]) -> T:
@@ -246,11 +246,11 @@ def to_device(tree: State, device: torch.device) -> State:
 
 def digest(tree: Params) -> str:
     """Return a SHA-256 digest of names, types, shapes and values; empty for no tensors."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, value in sorted(tree.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:32] if tree else ""
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        hasher.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()[:32] if tree else ""
 
 
 def tree_bytes(tree: Any, stacked: bool = False) -> int:

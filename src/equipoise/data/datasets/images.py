@@ -139,8 +139,8 @@ def find_fashion_mnist(folder: Path) -> DatasetFiles | None:
     files = {f"file '{FASHION_MNIST_FILES[name]}.gz'": path for name, path in paths.items()}
     if not is_complete(files, folder, "download all four files of Fashion-MNIST"):
         return None
-    found = {name: path for name, path in paths.items() if path}
-    return DatasetFiles(list(found.values()), partial(_read_fashion_mnist, found))
+    existing = {name: path for name, path in paths.items() if path}
+    return DatasetFiles(list(existing.values()), partial(_read_fashion_mnist, existing))
 
 
 def _read_fashion_mnist(paths: dict[str, Path]) -> Arrays:
@@ -234,8 +234,8 @@ def find_cifar(layout: CifarLayout, folder: Path) -> DatasetFiles | None:
     """Find pickled batches in a folder, else the archive, else Parquet files."""
     for place in (folder, folder / layout.folder):
         paths = [place / name for name in layout.batches]
-        found = {f"'{path.name}'": path.is_file() for path in paths}
-        if is_complete(found, place, f"unpack '{layout.archive}' again"):
+        exists = {f"'{path.name}'": path.is_file() for path in paths}
+        if is_complete(exists, place, f"unpack '{layout.archive}' again"):
             return DatasetFiles(paths, partial(_read_batches, layout, paths))
     archive = folder / layout.archive
     if archive.is_file():
@@ -279,7 +279,7 @@ def read_archive(path: Path, names: tuple[str, ...], folder: str) -> dict[str, b
     Raises:
         UsageError: If the archive is damaged, incomplete, or has an unsafe entry.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
@@ -291,14 +291,14 @@ def read_archive(path: Path, names: tuple[str, ...], folder: str) -> dict[str, b
                 )
                 content = archive.extractfile(member)
                 if content and entry.parent.name == folder and entry.name in names:
-                    found[entry.name] = content.read()
+                    contents[entry.name] = content.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise UsageError(
             f"'{path}' is truncated or damaged: download it again ({error})"
         ) from error
     for name in names:
-        require(name in found, f"'{path}' has no '{folder}/{name}': download it again")
-    return found
+        require(name in contents, f"'{path}' has no '{folder}/{name}': download it again")
+    return contents
 
 
 class _ArrayUnpickler(pickle.Unpickler):
