@@ -349,6 +349,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
     def _compare(
         self, methods: list[GivenMethod], seeds: int, out: str | Path | None
     ) -> Comparison:
+        """Run methods on the training rows, in a temporary folder if none is given."""
         options: dict[str, Any] = {
             "rounds": self.rounds,
             "model": self.model,

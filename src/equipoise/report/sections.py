@@ -159,6 +159,7 @@ def _main_titles(columns: Sequence[tables.SummaryColumn]) -> list[str]:
 def _result_table(
     by_method: tables.SummariesByMethod, columns: Sequence[tables.SummaryColumn]
 ) -> TableBlock:
+    """Return the table of all methods, with the best mean of each column marked."""
     cells = tables.summary_rows(by_method, columns)
     best_means: list[float | None] = []
     for i, column in enumerate(columns):
@@ -220,6 +221,7 @@ def _paired_blocks(
 def _score_plots(
     plots: _PlotList, groups: Sequence[RunGroup], display: MetricDisplay
 ) -> list[Plot]:
+    """Return the figures of scores: of all methods, or the course of one."""
     shown: list[Plot] = []
     if len(groups) > 1:
         for name in ("global", "personal", "received"):
@@ -253,6 +255,7 @@ def _score_plots(
 def _client_blocks(
     plots: _PlotList, groups: Sequence[RunGroup], display: MetricDisplay
 ) -> list[Block]:
+    """Show the clients: gains, scores, data, newcomers, and the table of one method."""
     gains = client_gains.gains_table(groups, display)
     boxes = client_figures.personal_score_boxes(groups, display)
     shown = plots.add("Personal models, client by client", boxes, "All seeds; one dot per client.")

@@ -166,6 +166,7 @@ def render_runs(runs: Sequence[RunFollower], width: int) -> RenderableType:
 
 
 def _render_run(run: RunFollower, width: int) -> RenderableType:
+    """Draw a run: progress, scores and decisions over rounds, traffic."""
     head = Text(f"{run.title}   {run.state}", style="bold")
     bar_width = min(2 * MAX_SPARKLINE_WIDTH, width)
     filled = bar_width * run.last_round // run.num_rounds

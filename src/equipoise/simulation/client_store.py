@@ -151,19 +151,21 @@ class _ShardFiles:
 
     def read(self, slots: Tensor, places: Tensor, into: State) -> None:
         """Read the records of these slots into the ``places`` of stacks."""
-        for shard, which, rows in self._by_shard(slots):
+        for shard, in_shard, rows in self._by_shard(slots):
             records = shard[1][rows]
-            for out, part in zip(leaves(into), self._leaf_views(records), strict=True):
-                if part.numel():
-                    out[places[which]] = part.view(out.dtype).view(len(rows), *out.shape[1:])
+            for out, view in zip(leaves(into), self._leaf_views(records), strict=True):
+                if view.numel():
+                    out[places[in_shard]] = view.view(out.dtype).view(len(rows), *out.shape[1:])
             _release_pages(shard[0])
 
     def write(self, slots: Tensor, values: State) -> None:
-        for shard, which, rows in self._by_shard(slots):
+        """Write stacks to the records of these slots."""
+        for shard, in_shard, rows in self._by_shard(slots):
             records = torch.zeros(len(rows), self._record, dtype=torch.uint8)
-            for value, part in zip(leaves(values), self._leaf_views(records), strict=True):
-                if part.numel():
-                    part.copy_(value[which].contiguous().view(len(rows), -1).view(torch.uint8))
+            for value, view in zip(leaves(values), self._leaf_views(records), strict=True):
+                if view.numel():
+                    own = value[in_shard].contiguous()
+                    view.copy_(own.view(len(rows), -1).view(torch.uint8))
             shard[1].index_copy_(0, rows, records)
             _release_pages(shard[0])
 
@@ -175,23 +177,24 @@ class _ShardFiles:
 
     def _leaf_views(self, records: Tensor) -> list[Tensor]:
         """Return the bytes of each leaf as views of the records."""
-        parts = []
+        views = []
         first = 0
         for size in self._sizes:
-            parts.append(records[:, first : first + size])
+            views.append(records[:, first : first + size])
             first += align_up(size)
-        return parts
+        return views
 
     def _by_shard(self, slots: Tensor) -> list[tuple[tuple[mmap.mmap, Tensor], Tensor, Tensor]]:
         """Return for each file: which of the slots are in it, and their records there."""
         number = slots // self._each
         groups = []
         for n in number.unique().tolist():
-            which = (number == n).nonzero().flatten()
-            groups.append((self._shard(n), which, slots[which] - n * self._each))
+            in_shard = (number == n).nonzero().flatten()
+            groups.append((self._shard(n), in_shard, slots[in_shard] - n * self._each))
         return groups
 
     def _shard(self, number: int) -> tuple[mmap.mmap, Tensor]:
+        """Return a file and its records; the file is made when it is needed first."""
         if number not in self._shards:
             size = self._each * self._record
             try:
@@ -410,6 +413,7 @@ class ClientStore:
         return torch.from_numpy(slots.astype(np.int64))
 
     def _allocate(self, ids: Ints) -> None:
+        """Give slots and initial states to those clients that have none."""
         new = ids[self._slot[ids] < 0]
         if not len(new):
             return

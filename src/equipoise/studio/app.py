@@ -251,6 +251,7 @@ class Studio:
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     async def _event_stream(self, request: Request, folder: Path) -> AsyncIterator[str]:
+        """Yield the progress of a run as server-sent events, whenever it changes."""
         previous = ""
         while not await request.is_disconnected():
             entry = await run_in_threadpool(self.library.entry, folder)
