@@ -62,16 +62,7 @@ class ExperimentConfig:
         Raises:
             UsageError: If options are unknown or wrong; all are reported at once.
         """
-        given_method = given.get("method", usual_method(given.get("model")))
-        method = find_method(given_method)
-        method_name = given_method if isinstance(given_method, str) else recorded_name(method)
-        task = find_task(given.get("task", "synthetic"))
-        given_selection = given.get("selection", "uniform")
-        selection = find_selection(given_selection)
-        policy_name = (
-            given_selection if isinstance(given_selection, str) else selection_name(selection)
-        )
-        names = {"method": method_name, "task": task.recorded_name, "selection": policy_name}
+        method, task, selection, names = _named_parts(given)
         values, errors = _values_by_owner({**given, **names}, options(method, task))
 
         def build(config: Callable[..., Config], owner: str) -> Config | None:
@@ -178,6 +169,23 @@ class ExperimentConfig:
             key: to_config_value(getattr(parts[item.owner], item.name))
             for key, item in known.items()
         }
+
+
+def _named_parts(
+    given: Mapping[str, Any],
+) -> tuple[type[Method], TaskSpec, type[SelectionPolicy], dict[str, str]]:
+    """Return method, task and selection policy of a run, and the names that a run records."""
+    given_method = given.get("method", usual_method(given.get("model")))
+    method = find_method(given_method)
+    task = find_task(given.get("task", "synthetic"))
+    given_selection = given.get("selection", "uniform")
+    selection = find_selection(given_selection)
+    method_name = given_method if isinstance(given_method, str) else recorded_name(method)
+    policy_name = given_selection
+    if not isinstance(given_selection, str):
+        policy_name = selection_name(selection)
+    names = {"method": method_name, "task": task.recorded_name, "selection": policy_name}
+    return method, task, selection, names
 
 
 def _values_by_owner(

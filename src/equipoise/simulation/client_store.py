@@ -82,14 +82,15 @@ class ClientTable:
         if self._files is None:
             rows: State = map_leaves(lambda value: value.index_select(0, slots), self._memory)
             return rows
-        here = slots < self.num_in_memory
+        in_memory = slots < self.num_in_memory
         rows = map_leaves(
             lambda value: value.new_empty((len(slots), *value.shape[1:])).index_copy_(
-                0, here.nonzero().flatten(), value[slots[here]]
+                0, in_memory.nonzero().flatten(), value[slots[in_memory]]
             ),
             self._memory,
         )
-        self._files.read(slots[~here] - self.num_in_memory, (~here).nonzero().flatten(), rows)
+        in_files = ~in_memory
+        self._files.read(slots[in_files] - self.num_in_memory, in_files.nonzero().flatten(), rows)
         return rows
 
     def write(self, slots: Tensor, rows: State) -> None:
@@ -97,14 +98,18 @@ class ClientTable:
         if self._aliased:
             self._memory = map_leaves(lambda value: value.clone(), self._memory)
             self._aliased = False
-        here = slots < self.num_in_memory
-        self._reserve(int(slots[here].max()) + 1 if bool(here.any()) else 0)
-        if bool(here.all()):
+        in_memory = slots < self.num_in_memory
+        self._reserve(int(slots[in_memory].max()) + 1 if bool(in_memory.any()) else 0)
+        if bool(in_memory.all()):
             map_leaves(lambda old, new: old.index_copy_(0, slots, new), self._memory, rows)
             return
         assert self._files is not None
-        map_leaves(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._memory, rows)
-        self._files.write(slots[~here] - self.num_in_memory, index(rows, ~here))
+        map_leaves(
+            lambda old, new: old.index_copy_(0, slots[in_memory], new[in_memory]),
+            self._memory,
+            rows,
+        )
+        self._files.write(slots[~in_memory] - self.num_in_memory, index(rows, ~in_memory))
 
     def replace(self, rows: State) -> bool:
         """Take over these tensors as all rows without a copy; return False if rows are in files."""
@@ -146,7 +151,7 @@ class _ShardFiles:
         self._folder = folder
         self._sizes = [value[0].nbytes for value in leaves(like)]
         self._record = sum(align_up(size) for size in self._sizes)
-        self._each = max(1, SHARD_BYTES // self._record)
+        self._records_per_shard = max(1, SHARD_BYTES // self._record)
         self._shards: dict[int, tuple[mmap.mmap, Tensor]] = {}
 
     def read(self, slots: Tensor, places: Tensor, into: State) -> None:
@@ -186,17 +191,17 @@ class _ShardFiles:
 
     def _by_shard(self, slots: Tensor) -> list[tuple[tuple[mmap.mmap, Tensor], Tensor, Tensor]]:
         """Return for each file: which of the slots are in it, and their records there."""
-        number = slots // self._each
+        number = slots // self._records_per_shard
         groups = []
         for n in number.unique().tolist():
             in_shard = (number == n).nonzero().flatten()
-            groups.append((self._shard(n), in_shard, slots[in_shard] - n * self._each))
+            groups.append((self._shard(n), in_shard, slots[in_shard] - n * self._records_per_shard))
         return groups
 
     def _shard(self, number: int) -> tuple[mmap.mmap, Tensor]:
         """Return a file and its records; the file is made when it is needed first."""
         if number not in self._shards:
-            size = self._each * self._record
+            size = self._records_per_shard * self._record
             try:
                 # A file without a name: it ends with the process.
                 with tempfile.TemporaryFile(dir=self._folder) as file:
@@ -211,7 +216,9 @@ class _ShardFiles:
                 ) from error
             self._shards[number] = (
                 mapped,
-                torch.frombuffer(mapped, dtype=torch.uint8).view(self._each, self._record),
+                torch.frombuffer(mapped, dtype=torch.uint8).view(
+                    self._records_per_shard, self._record
+                ),
             )
         return self._shards[number]
 
@@ -298,9 +305,9 @@ class ClientStore:
     def client_state(self, ids: Ints) -> ClientState:
         """Return the states of these clients `[K, ...]`."""
         self._allocate(ids)
-        where = self._slots_unless_all(ids)
+        slots = self._slots_unless_all(ids)
         return ClientState(
-            *(self._read(name, where) for name in ("local_params", "state", "data_state"))
+            *(self._read(name, slots) for name in ("local_params", "state", "data_state"))
         )
 
     def commit(
@@ -389,18 +396,18 @@ class ClientStore:
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
         """Write the rows for which `keep` holds; a new name is missing (NaN) elsewhere."""
-        where = self._slots_unless_all(ids)
-        whole = bool(keep.all())
+        keeps_all = bool(keep.all())
+        fills_tables = keeps_all and self._slots_unless_all(ids) is None
         self._changed[ids] = True
         for name, tree in trees.items():
             if name not in self._tables:
                 self._tables[name] = self._new_table(name, tree)
-                if where is not None or not whole:
+                if not fills_tables:
                     self._tables[name].fill_missing(0, self._num_seen)
-            if where is None and whole and self._tables[name].replace(tree):
+            if fills_tables and self._tables[name].replace(tree):
                 continue
             slots = torch.from_numpy(self.slots(ids))
-            if not whole:
+            if not keeps_all:
                 slots = slots[keep]
                 tree = index(tree, keep)
             self._tables[name].write(slots, tree)
@@ -425,9 +432,9 @@ class ClientStore:
         counts = {
             name: torch.zeros(len(new), dtype=torch.int64) for name in ("rounds", "up", "down")
         }
-        fresh = {**to_dict(self._init_clients(torch.from_numpy(new))), "counts": counts}
-        self._scatter(new, fresh, torch.ones(len(new), dtype=torch.bool))
-        for name in self._tables.keys() - fresh.keys():
+        initial = {**to_dict(self._init_clients(torch.from_numpy(new))), "counts": counts}
+        self._scatter(new, initial, torch.ones(len(new), dtype=torch.bool))
+        for name in self._tables.keys() - initial.keys():
             self._tables[name].fill_missing(first, self._num_seen)
 
     def _new_table(self, name: str, like: State) -> ClientTable:
