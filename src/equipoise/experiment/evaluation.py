@@ -663,9 +663,11 @@ def score_finetuned(simulation: FederatedSimulation) -> Finetuned:
     executor = EXECUTORS[schedule.executor](
         Sweep(), task, first, schedule.seed, schedule.num_rounds
     )
-    held = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
+    client_state = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
     down = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
-    request = CohortRequest(schedule.num_rounds + 1, torch.from_numpy(ids), down, held, splits=())
+    request = CohortRequest(
+        schedule.num_rounds + 1, torch.from_numpy(ids), down, client_state, splits=()
+    )
     reply = executor.run_clients(request).stack
     assert reply is not None
     out = reply.update.metrics

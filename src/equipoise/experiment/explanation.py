@@ -214,12 +214,12 @@ def explain(
             )
     objective = objective_of(models.target)
     metric = objective.with_primary_metric(options.metric or models.metric)[0]
-    drawn = [draw_sample(one, number, options) for number, one in enumerate(samples)]
-    counts = np.array([len(one.y) for one in drawn])
+    sampled = [draw_sample(one, number, options) for number, one in enumerate(samples)]
+    counts = np.array([len(one.y) for one in sampled])
     hidden = hidden_groups(counts, options.min_count)
-    scores = np.full(len(drawn), np.nan)
-    drops = np.zeros((len(drawn), len(columns), options.n_repeats))
-    for number, one in enumerate(drawn):
+    scores = np.full(len(sampled), np.nan)
+    drops = np.zeros((len(sampled), len(columns), options.n_repeats))
+    for number, one in enumerate(sampled):
         orders = _permutations(len(one.y), number, options)
         scores[number], drops[number] = score_drops(models, one, columns, objective, metric, orders)
     known = np.isfinite(scores)
@@ -233,7 +233,7 @@ def explain(
     importances = _importances(columns, overall)
     ranked = sorted(importances, key=lambda one: -one.importances_mean)
     wanted = options.features or tuple(one.column for one in ranked[: options.n_features])
-    dependence = [_partial_dependence(models, drawn, hidden, name, options) for name in wanted]
+    dependence = [_partial_dependence(models, sampled, hidden, name, options) for name in wanted]
     return Explanation(
         title=title,
         metric=metric,
@@ -246,9 +246,9 @@ def explain(
         partial_dependence=[one for one in dependence if one.grid_values],
         sites=[
             _site_explanation(one, bool(hidden[k]), scores[k], _importances(columns, drops[k]))
-            for k, one in enumerate(drawn)
+            for k, one in enumerate(sampled)
         ],
-        notes=_notes(drawn, samples, scores, hidden, metric, options)
+        notes=_notes(sampled, samples, scores, hidden, metric, options)
         + [
             f"Partial dependence of '{one.column}' is not shown: no value of it has "
             f"{options.min_count} rows."

@@ -295,15 +295,15 @@ def _evidence(
         for kind in outputs.outputs
         if kind != USED and torch.equal(outputs.outputs[kind], outputs.outputs[USED])
     ]
-    kept = dict(outputs.outputs)
+    candidates = dict(outputs.outputs)
     if same:
-        del kept[USED]
+        del candidates[USED]
     else:
         entries.append(Entry(USED, method, USED))
     return Evidence(
         target=models.target,
         metric=metric,
-        test=[replace(outputs, outputs=kept)],
+        test=[replace(outputs, outputs=candidates)],
         val=[],
         entries=entries,
         train_rows={},

@@ -72,11 +72,11 @@ class Predictor:
         if isinstance(preprocessor, Preprocessor):
             ignored = config.get("ignore_columns", "")
             names = {column.name for column in (*preprocessor.encoders, *preprocessor.dropped)}
-            said = (
+            named_columns = (
                 *(config.get(name, "") for name in ("client_column", "split_column")),
                 *parse_names(ignored),
             )
-            known = frozenset({*names, *preprocessor.target_spec.columns, *said})
+            known = frozenset({*names, *preprocessor.target_spec.columns, *named_columns})
         return Predictor(module, card, preprocessor, None, known, texts)
 
     @staticmethod
@@ -201,9 +201,9 @@ def predict_recordings(predictor: Predictor, rows: Path) -> dict[str, NDArray[An
     Returns:
         One row per window, with its recording and first step, both from 0 on.
     """
-    how = predictor.preprocessor
-    assert isinstance(how, WindowTransform)
-    windows, recording, start = how.cut_windows(read_steps(rows))
+    transform = predictor.preprocessor
+    assert isinstance(transform, WindowTransform)
+    windows, recording, start = transform.cut_windows(read_steps(rows))
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 

@@ -315,11 +315,11 @@ def _site_scores(
         own = np.flatnonzero(one.site == site)
         place = np.full(len(rows), -1)
         place[np.searchsorted(rows, one.row[own])] = own
-        drawn = place[samples]
+        sampled_places = place[samples]
         for name, outputs in one.outputs.items():
             values = np.full(len(samples), np.nan)
             if len(own) and bool(torch.isfinite(outputs[own]).all()):
-                values = _sample_scores(objective, metric, outputs, one.y, drawn)
+                values = _sample_scores(objective, metric, outputs, one.y, sampled_places)
             columns.setdefault(name, []).append(values)
     means: dict[str, Floats] = {}
     for name, parts in columns.items():

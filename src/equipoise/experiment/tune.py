@@ -125,9 +125,9 @@ class _Journal:
         self.path = path
         self.copy = path.with_name(JOURNAL_COPY)
         text = path.read_bytes() if path.exists() else b""
-        whole = text[: text.rfind(b"\n") + 1]  # ignore a last line that a crash cut
-        if whole != text or not path.exists():
-            io.write_bytes(path, whole)
+        whole_lines = text[: text.rfind(b"\n") + 1]  # ignore a last line that a crash cut
+        if whole_lines != text or not path.exists():
+            io.write_bytes(path, whole_lines)
         io.write_text(self.copy, "".join(_journal_line(log) for log in self.read_logs(0)))
 
     def read_logs(self, log_number_from: int) -> list[dict[str, object]]:

@@ -178,15 +178,15 @@ class GuestNode:
         rules = self.config.rules
         num_rows = int(values["rows"])
         metrics = objective_of(target).metric_names
-        kept: dict[str, float | None] = {}
+        passed: dict[str, float | None] = {}
         for name, value in values.items():
             # Intervals and gains follow the main metric.
             may_leave = rules.may_leave(name if name in metrics else metric, num_rows)
             if name == "rows":
                 may_leave = rules.samples
             is_sent = may_leave and num_rows >= MIN_ROWS and math.isfinite(value)
-            kept[name] = value if is_sent else None
-        return kept
+            passed[name] = value if is_sent else None
+        return passed
 
 
 def guest_columns(target: Target, metric: str, role: str) -> list[str]:

@@ -176,13 +176,13 @@ class Stage:
     @property
     def description(self) -> str:
         """Say what the stage consists of."""
-        where = "each node in a network namespace"
+        place_text = "each node in a network namespace"
         if not self.namespaces:
-            where = f"all on loopback (no network namespaces: {self.why_loopback})"
+            place_text = f"all on loopback (no network namespaces: {self.why_loopback})"
         front = "behind nginx" if self.nginx else "without nginx, which is not installed"
         return (
             f"rehearsal of a SuperLink with TLS and keys {front}, {self.config.nodes} nodes, "
-            f"{where}; logs in {self.folder}"
+            f"{place_text}; logs in {self.folder}"
         )
 
     # ---------------------------------------------------------------- processes

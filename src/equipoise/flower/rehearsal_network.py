@@ -182,11 +182,11 @@ def _ip(arguments: list[str]) -> None:
     command = shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if command is None:
         raise OSError("there is no command 'ip'")
-    done = subprocess.run(
+    result = subprocess.run(
         [command, *arguments], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
     )
-    if done.returncode:
-        raise OSError(done.stderr.strip() or f"ip ended with {done.returncode}")
+    if result.returncode:
+        raise OSError(result.stderr.strip() or f"ip ended with {result.returncode}")
 
 
 def make_namespaces(label: str, count: int) -> tuple[list[Namespace], str]:
@@ -199,12 +199,12 @@ def make_namespaces(label: str, count: int) -> tuple[list[Namespace], str]:
     Returns:
         The namespaces, and why there are none if they could not be made.
     """
-    made: list[Namespace] = []
+    namespaces: list[Namespace] = []
     try:
         for number in range(count):
-            made.append(Namespace(label, number))  # noqa: PERF401 (closed if one fails)
+            namespaces.append(Namespace(label, number))  # noqa: PERF401 (closed if one fails)
     except (OSError, subprocess.TimeoutExpired) as error:
-        for one in made:
+        for one in namespaces:
             one.close()
         return [], str(error)
-    return made, ""
+    return namespaces, ""

@@ -53,9 +53,9 @@ def check_reinitialisable(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         learned = _learned_nonzero(layer)
         if learned and not callable(getattr(layer, "reset_parameters", None)):
-            where = f"{name}.{learned[0]}" if name else learned[0]
+            tensor_name = f"{name}.{learned[0]}" if name else learned[0]
             raise UsageError(
-                f"parameter '{where}' cannot be drawn anew, for its layer has no "
+                f"parameter '{tensor_name}' cannot be drawn anew, for its layer has no "
                 "reset_parameters(): give it one, or keep the weights (fresh=False)"
             )
 

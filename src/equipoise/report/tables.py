@@ -283,8 +283,8 @@ def undefined_reason(by_method: SummariesByMethod, column: SummaryColumn) -> str
             "no method has a global model" if column.score == "global" else "it was not evaluated"
         )
     condition = metric_info(column.metric).undefined_if or "its value is not a finite number"
-    where = "the server's test set" if column.score == "global" else "every client"
-    return f"{column.metric} has no value where {condition}, which is the case for {where}"
+    location = "the server's test set" if column.score == "global" else "every client"
+    return f"{column.metric} has no value where {condition}, which is the case for {location}"
 
 
 def undefined_notes(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> list[str]:

@@ -143,7 +143,7 @@ class AggregationOutcome:
 
     Attributes:
         server: The server after the round; as it was before if the round was skipped.
-        rows: Mask `[R]` of the replies that were used.
+        accepted: Mask `[R]` of the replies that were used.
         blamed: Reason by row of a reply that made the aggregation fail.
         skipped: Why the model did not change; None if it did.
     """
@@ -244,11 +244,11 @@ class Aggregation:
 
     def _norm_factors(self, accepted: Tensor) -> Tensor:
         """Return factors for the accepted replies that bound the norms of what they upload."""
-        facts = self.diagnostics
-        by_norm = shrink_factors(facts.norms[accepted], self.bounds.norm_ratio)
-        if not bool(facts.extra_norms.any()):
+        diagnostics = self.diagnostics
+        by_norm = shrink_factors(diagnostics.norms[accepted], self.bounds.norm_ratio)
+        if not bool(diagnostics.extra_norms.any()):
             return by_norm
-        by_extra = shrink_factors(facts.extra_norms[accepted], self.bounds.influence_ratio)
+        by_extra = shrink_factors(diagnostics.extra_norms[accepted], self.bounds.influence_ratio)
         return torch.minimum(by_norm, by_extra)
 
 
@@ -466,8 +466,8 @@ def update_norms(before: Params, after: Params, clients: int) -> Tensor:
     ]
     if not each:
         return torch.zeros(clients, dtype=torch.float64)
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
-    return whole
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return norms
 
 
 def mean_change(before: Params, mean: Params, weights: Tensor) -> Params:
@@ -514,8 +514,8 @@ def extra_norms(update: ClientUpdate, clients: int) -> Tensor:
     if not parts:
         return torch.zeros(clients, dtype=torch.float64)
     each = [_norms_of_stack(value, torch.zeros_like(value[0])) for value in parts]
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
-    return whole
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return norms
 
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
@@ -595,9 +595,9 @@ def rows_are_finite(tree: object, clients: int, checked: Iterable[int] = ()) -> 
             if value.stride(0) == 0:  # one tensor of all clients
                 value = value[:1]
             rows = value.reshape(len(value), -1)
-            whole = torch.isfinite(rows.sum(1))
+            row_is_finite = torch.isfinite(rows.sum(1))
             # A sum of large finite numbers may overflow: look at each number then.
-            is_finite &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
+            is_finite &= row_is_finite if bool(row_is_finite.all()) else torch.isfinite(rows).all(1)
     return is_finite
 
 

@@ -85,10 +85,10 @@ def select_executor(
         The choice; `loop` on one thread unless another way is clearly faster.
     """
     if not task.info.executor_depends_on_model:
-        why = (
+        reason = (
             "dense layers" if task.info.supports_fork else "the task computes its clients together"
         )
-        return ExecutorPlan("stacked", why=why)
+        return ExecutorPlan("stacked", why=reason)
     before = torch.get_num_threads()
     try:
         cores = available_cores() if task.device.type == "cpu" else 1  # a device has its own

@@ -909,8 +909,10 @@ def _download_bytes(
     varying = torch.zeros(len(client_ids), dtype=torch.int64)
     for block, names in blocks.items():
         sent = message.sent_blocks[block]
-        whole = {name: message.params[name] for name in names if name not in message.sent_rows}
-        size = tree_bytes(whole)
+        whole_params = {
+            name: message.params[name] for name in names if name not in message.sent_rows
+        }
+        size = tree_bytes(whole_params)
         if sent is True:
             common += size
         elif sent is not False:

@@ -514,8 +514,8 @@ def _progress(cells: list[CellProgress]) -> dict[str, object]:
         }
         for cell in cells
     ]
-    done = sum(cell.fraction for cell in cells) / max(1, len(cells))
-    return {"rows": rows, "curves": curves, "fraction": done}
+    fraction = sum(cell.fraction for cell in cells) / max(1, len(cells))
+    return {"rows": rows, "curves": curves, "fraction": fraction}
 
 
 def _costs(folder: Path) -> list[tuple[str, float, float]]:

@@ -81,9 +81,9 @@ def find_task(name: str | TaskSpec) -> TaskSpec:
     if not isinstance(name, str):
         raise UsageError(f"task is {name!r}: give a name, or an equipoise.Task")
     if name.startswith(f"{PYTHON_OBJECT}:"):
-        made = name.partition(":")[2]
+        class_name = name.partition(":")[2]
         raise UsageError(
-            f"task '{made}' was made in Python: go on with {RESUME_HINT.format('task')}"
+            f"task '{class_name}' was made in Python: go on with {RESUME_HINT.format('task')}"
         )
     # Many tasks have a file of their own name: importing it alone saves time at the start.
     file = name.replace("-", "_")

@@ -135,10 +135,10 @@ def read_datasets(
         UsageError: If samples or labels cannot be used.
     """
     names = [str(client) for client in clients] if isinstance(clients, Mapping) else []
-    held = clients.values() if isinstance(clients, Mapping) else clients
+    client_list = clients.values() if isinstance(clients, Mapping) else clients
     parts = [
         _client_arrays(part, f"client {f'{names[k]!r}' if names else k}")
-        for k, part in enumerate(held)
+        for k, part in enumerate(client_list)
     ]
     if not parts:
         raise UsageError(f"task '{name}' has no clients: give at least one")

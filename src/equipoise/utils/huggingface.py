@@ -56,9 +56,9 @@ def load_pretrained(kind: str, name: str, load: Callable[[str], Loaded]) -> Load
     except Exception as error:  # whatever the library, the network or the hub may raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
-        where = (
+        location = (
             "the folder"
             if folder.is_dir()
             else "the hub (there is no such folder here; is there a network?)"
         )
-        raise UsageError(f"{kind} '{name}' cannot be loaded from {where}: {reason}") from error
+        raise UsageError(f"{kind} '{name}' cannot be loaded from {location}: {reason}") from error

@@ -54,12 +54,12 @@ def class_path(kind: type) -> str:
     Returns:
         `module:Class` if it can be imported again, otherwise `python:Class`.
     """
-    where = kind.__module__
+    module = kind.__module__
     name = kind.__qualname__
     importable = (
-        where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
+        module != "__main__" and "." not in name and importlib.util.find_spec(module) is not None
     )
-    return f"{where}:{name}" if importable else f"{PYTHON_OBJECT}:{name.rpartition('.')[2]}"
+    return f"{module}:{name}" if importable else f"{PYTHON_OBJECT}:{name.rpartition('.')[2]}"
 
 
 def own_code_place(error: BaseException) -> str:

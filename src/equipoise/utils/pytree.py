@@ -192,7 +192,7 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
     Returns:
         The stack of all clients.
     """
-    whole: list[Tensor] = []
+    joined: list[Tensor] = []
     first = 0
     same = [0]
     structure: T | None = None
@@ -201,24 +201,24 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
         if structure is None:
             structure = map_leaves(lambda _: 0, stack)  # without the tensors
             same = _alias_index(parts)
-            made = {
+            by_address = {
                 place: parts[place].new_empty((rows, *parts[place].shape[1:]))
                 for place in set(same)
             }
-            whole = [made[place] for place in same]
+            joined = [by_address[place] for place in same]
         elif _alias_index(parts) != same:  # from here on each has its own
-            whole = [
-                whole[place] if place == own else whole[place].clone()
+            joined = [
+                joined[place] if place == own else joined[place].clone()
                 for own, place in enumerate(same)
             ]
             same = list(range(len(parts)))
         last = first + len(parts[0])
         for place in set(same):
-            whole[place][first:last] = parts[place]
+            joined[place][first:last] = parts[place]
         first = last
         del stack, parts  # before the next is made
     assert structure is not None
-    return with_leaves(structure, whole)
+    return with_leaves(structure, joined)
 
 
 def _alias_index(tensors: list[Tensor]) -> list[int]:

@@ -114,8 +114,8 @@ class Streams:
     def __init__(self, purpose: str, first: int, count: int = 1) -> None:
         """Register ``count`` streams from number ``first`` on."""
         numbers = range(first, first + count)
-        for taken, other in _TAKEN.items():
-            if first < taken.stop and taken.start < numbers.stop:
+        for registered, other in _TAKEN.items():
+            if first < registered.stop and registered.start < numbers.stop:
                 raise ValueError(
                     f"streams {first} to {numbers.stop - 1} of '{purpose}' "
                     f"belong to '{other}' in part"

@@ -148,8 +148,8 @@ def init_networks(party: Client | Server, config: ddpg.Config, player: PlayerSta
     state_dim = player["last_state"].shape[-1]
     action_dim = player["last_action"].shape[-1]
     u = party.uniform(ddpg.init_draws(config, state_dim, action_dim), stream=rng.AGENT[0])
-    drawn = ddpg.init(config, state_dim, action_dim, u)
-    agent = _with_networks(player["ddpg"], drawn, is_new)
+    initial = ddpg.init(config, state_dim, action_dim, u)
+    agent = _with_networks(player["ddpg"], initial, is_new)
     return {**player, "ddpg": agent}
 
 
@@ -781,8 +781,8 @@ def _init_shared_networks(
     state_dim = agent["buffer"]["state"].shape[-1]
     action_dim = agent["buffer"]["action"].shape[-1]
     u = server.uniform(ddpg.init_draws(config, state_dim, action_dim), streams[0])
-    drawn = ddpg.init(config, state_dim, action_dim, u)
-    return _with_networks(agent, drawn, torch.tensor(True))
+    initial = ddpg.init(config, state_dim, action_dim, u)
+    return _with_networks(agent, initial, torch.tensor(True))
 
 
 def _with_networks(
