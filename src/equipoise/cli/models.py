@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.cli.json_output import add_json, existing_file, print_json
 from equipoise.cli.parser import Parser, add_quiet, output_file
+from equipoise.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from equipoise.experiment.new_rows import Evaluation
@@ -158,13 +159,9 @@ def evaluate(arguments: list[str]) -> int:
     from equipoise.report.decision_text import write_sites_csv
     from equipoise.report.evaluation_page import render_evaluation
     from equipoise.utils import io
-    from equipoise.utils.errors import UsageError
 
-    out = Path(values.out) if values.out else None
-    page = output_file(values.report) if values.report else None
-    for file in filter(None, (out, page)):
-        if file.exists() and not values.overwrite:
-            raise UsageError(f"'{file}' exists already: choose another, or give --overwrite")
+    out = _new_file(values.out, values.overwrite)
+    page = _new_file(values.report, values.overwrite)
     if values.min_count < 1:
         raise UsageError(f"--min-count is {values.min_count}: must be at least 1")
     groupings = Grouping.parse(values.by)
@@ -265,11 +262,8 @@ def explain(arguments: list[str]) -> int:
     from equipoise.report.html import write_report
     from equipoise.report.terminal import make_console
     from equipoise.utils import io
-    from equipoise.utils.errors import UsageError
 
-    page = output_file(values.report) if values.report else None
-    if page is not None and page.exists() and not values.overwrite:
-        raise UsageError(f"'{page}' exists already: choose another, or give --overwrite")
+    page = _new_file(values.report, values.overwrite)
     options = ExplanationOptions(
         features=tuple(parse_names(values.features)),
         n_repeats=values.n_repeats,
@@ -420,6 +414,20 @@ def export(arguments: list[str]) -> int:
         return 0
     print(f"{file}: {description}predictions agree with the original within {gap:.1g}")
     return 0
+
+
+def _new_file(name: str | None, overwrite: bool) -> Path | None:
+    """Return the file to write, if one is named.
+
+    Raises:
+        UsageError: If it exists and may not be replaced, or cannot be written there.
+    """
+    if not name:
+        return None
+    file = output_file(name)
+    if file.exists() and not overwrite:
+        raise UsageError(f"'{file}' exists already: choose another, or give --overwrite")
+    return file
 
 
 def _add_rows(
