@@ -709,7 +709,7 @@ FEDPOLICY = Paper(
             lambda: policy_gains(fmean),
             "+3.93 %",
             "partly: the gate is above the strongest baseline, which is FedAvg fine-tuned or "
-            "FedDBE there, by less than half of it",
+            "LG-FedAvg there, by less than half of it",
         ),
         Claim(
             "The same, with all fine-tuned alike",
@@ -754,7 +754,8 @@ FEDPOLICY = Paper(
         ),
     ),
     "Not run: today's policies on CIFAR-10 and CIFAR-100, at the paper's size (28x28 pixels, 100 "
-    "rounds; declared in the study), and with its models, which the abstract does not name. The "
+    "rounds; declared in the study) beyond one seed of one population, and with its models, which "
+    "the abstract does not name. The "
     "study [fedpolicy](../../benchmarks/results/fedpolicy/README.md) has the first policies there, "
     "which lost.",
 )
