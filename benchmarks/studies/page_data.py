@@ -32,7 +32,14 @@ COLUMNS: dict[str, dict[str, Any]] = {
     | {"epochs": 2, "lr": 0.05, "rounds": 12},
     "cifar100": {"task": "cifar100", "model": "resnet18", "pool": 2, "clients": 5}
     | COMMON
-    | {"train_rows": 500, "server_rows": 500, "epochs": 1, "lr": 0.05, "rounds": 3, "eval_every": 3},
+    | {
+        "train_rows": 500,
+        "server_rows": 500,
+        "epochs": 1,
+        "lr": 0.05,
+        "rounds": 3,
+        "eval_every": 3,
+    },
 }
 """`cifar100` shows that a ResNet-18 runs in each method: three rounds rank nothing, and PAGE's
 decisions are random in them."""
