@@ -21,7 +21,6 @@ from benchmarks.studies import (
     deep_rl_page,
     page_data,
     q_page,
-    readings,
     redistribution,
     rep_page,
     synthetic,
@@ -127,51 +126,51 @@ def difference(ours: list[Record], theirs: list[Record]) -> str:
 # --------------------------------------------------------------------------------------------- PAGE
 
 
-def page_cells(variant: str) -> list[Record]:
-    """Return cells of the study page: today's, or earlier ones where there are none."""
-    return results("page").newest(variant=variant)
-
-
-def earlier_cells(variant: str) -> list[Record]:
-    """Return the earlier cells of the study page, which have more seeds."""
-    return results("page").earlier.where(variant=variant)
-
-
 def reading_cells(column: str, variant: str) -> list[Record]:
-    """Return cells of the study readings, with those that the study page has."""
-    return readings.found(results("readings"), column, variant)
+    """Return cells of the study readings."""
+    return results("readings").where(column=column, variant=variant)
 
 
 def table1_row(settings: str, method: str) -> Callable[[], str]:
-    """Return a row of table 1 at 900 rounds, with earlier cells of more seeds if there are any."""
+    """Return a row of table 1 at 900 rounds, and what the study readings has of the same game."""
     sides = ("global", "personal" if method in table1.PERSONAL else "local")
 
     def row() -> str:
-        found = results("table1").newest(settings=settings, method=method)
-        parts = [two_sides(found, sides)] if found else []
-        if method in EARLIER_TABLE1:
-            former = reading_cells("synthetic-900", EARLIER_TABLE1[method])
-            parts.append(two_sides(former, sides))
-        return "; earlier: ".join(parts) or at_200_rounds(method)
+        found = results("table1").where(settings=settings, method=method)
+        parts = [two_sides(found, sides) if found else at_50_clients(method)]
+        if method in READINGS:
+            column, variant = READINGS[method]
+            words = "earlier" if column == "synthetic-900" else "earlier, 300 rounds"
+            parts.append(f"{words}: {two_sides(reading_cells(column, variant), sides)}")
+        return "; ".join(part for part in parts if part != NOT_COMPUTED) or NOT_COMPUTED
 
     return row
 
 
-EARLIER_TABLE1 = {"fedavg": "fedavg", "page": "relative"}
-"""Rows of table 1 that the study readings has at 900 rounds."""
+READINGS = {
+    "fedavg": ("synthetic-900", "fedavg"),
+    "page": ("synthetic-900", "relative"),
+    "page-paper": ("synthetic-300", "paper-each"),
+    "page-authors-code": ("synthetic-300", "authors-code"),
+}
+"""Rows of table 1 that the study readings has too, with its column and variant."""
 
 
-def at_200_rounds(method: str) -> str:
+def at_50_clients(method: str) -> str:
     """Return a method's figures of the study synthetic, where 900 rounds were not computed."""
-    cells = results("synthetic").where(settings="default", method=method)
+    cells = results("synthetic").where(method=method)
     if not cells:
         return NOT_COMPUTED
-    found = synthetic.summaries(results("synthetic"), "default")[method]
+    found = synthetic.summaries(results("synthetic"))[method]
     scores = [
         [100 * score.acc for score in side] for side in zip(*map(both_models, found), strict=True)
     ]
     figures = " / ".join(spread(values, 2) for values in scores)
-    return f"at 200 rounds, our defaults: {figures} ({len(found)} seeds; commit {made_at(cells)})"
+    seeds = ", ".join(str(r["seed"]) for r in cells)
+    return (
+        f"{synthetic.CLIENTS} clients, {synthetic.ROUNDS} rounds, our defaults: {figures} "
+        f"(seeds: {seeds}; commit {made_at(cells)})"
+    )
 
 
 def both_models(summary: Summary) -> tuple[Scores, Scores]:
@@ -203,40 +202,6 @@ def games(*named: tuple[str, str]) -> Callable[[], str]:
         return f"{'; '.join(parts)} (seeds: {seeds}; commit {made_at(every)})"
 
     return row
-
-
-def with_earlier(row: Callable[[], str], *variants: str) -> Callable[[], str]:
-    """Return a row of table4, then earlier cells of the study page: the paper's game."""
-
-    def both() -> str:
-        parts = []
-        every = []
-        for variant in variants:
-            if found := earlier_cells(variant):
-                figures = " / ".join(spread([r[side] for r in found], 1) for side in table4.SIDES)
-                parts.append(f"{variant} {figures}")
-                every += found
-        seeds = sorted({r["seed"] for r in every})
-        earlier = f"{'; '.join(parts)} (seeds {seeds[0]} to {seeds[-1]}; commit {made_at(every)})"
-        now = row()
-        start = "" if now == NOT_COMPUTED else f"{now}; "
-        return f"{start}earlier, paper's reading: {earlier}"
-
-    return both
-
-
-def paper_game() -> str:
-    """Return the paper's game and FedAvg at 300 rounds."""
-    return "; ".join(f"{name} {two_sides(page_cells(name))}" for name in ("page", "fedavg"))
-
-
-def bias_rows() -> str:
-    """Return biased games of table4, and the cells of the study page in the paper's reading."""
-    now = games(*((game, bias) for game in ("default", "paper") for bias in table4.BIAS))()
-    names = ("page-bias-10-1", "page")
-    found = "; ".join(f"{name} {two_sides(page_cells(name))}" for name in names)
-    start = "" if now == NOT_COMPUTED else f"{now}; "
-    return f"{start}100 clients, 300 rounds: {found}"
 
 
 def certificates() -> str:
@@ -271,16 +236,16 @@ def reward_trend() -> str:
 def settled() -> str:
     """Return the rounds at which games ended by themselves."""
     parts = []
+    every = []
     for game in ("default", "paper"):
         if found := game_cells(game, "until settled"):
-            rounds = ", ".join(str(r["stopped"] or f"above {r['rounds']}") for r in found)
+            rounds = ", ".join(str(r["stopped"] or f"not within {r['rounds']}") for r in found)
             parts.append(f"{game} {rounds}")
-    seeds = "seeds in the order 11, 12, 13"
-    former = ", ".join(str(r["stopped"]) for r in earlier_cells("page-until-settled"))
-    earlier = f"earlier, 100 clients: paper {former}"
+            every += found
     if not parts:
-        return f"{earlier} ({seeds})"
-    return f"50 clients: {'; '.join(parts)}; {earlier} ({seeds})"
+        return NOT_COMPUTED
+    seeds = ", ".join(str(seed) for seed in sorted({r["seed"] for r in every}))
+    return f"50 clients: {'; '.join(parts)} (seeds: {seeds}; commit {made_at(every)})"
 
 
 def skewed_populations() -> str:
@@ -320,13 +285,16 @@ def agents_share() -> str:
 
 def over_budget() -> str:
     """Return the share of clients over their energy budget, without and with prices."""
-    parts = []
-    for name in ("page-resources-unpriced", "page-resources"):
-        budgets = [r["budget"] for r in earlier_cells(name)]
-        late = [fmean(row[0] for row in budget[-len(budget) // 5 :]) for budget in budgets]
-        parts.append(f"{100 * fmean(late):.1f} %")
-    shares = f"over budget {parts[0]} without a price, {parts[1]} with"
-    return f"{shares} (3 seeds, last fifth, earlier cells)"
+    found = [game_cells("paper", variant) for variant in table4.BUDGETS]
+    if not all(found):
+        return NOT_COMPUTED
+    shares = []
+    for cells in found:
+        late = [[row[0] for row in r["budget"][-max(1, len(r["budget"]) // 5) :]] for r in cells]
+        shares.append(f"{100 * fmean(fmean(rows) for rows in late):.1f} %")
+    words = f"over budget {shares[0]} without a price, {shares[1]} with, in the last fifth"
+    accuracies = games(("paper", "learned"), *(("paper", name) for name in table4.BUDGETS))()
+    return f"{words}; {accuracies}"
 
 
 RUN = "equipoise run --task synthetic --method"
@@ -382,12 +350,12 @@ PAGE = Paper(
             "partly: the global model is better than published, local models are worse",
         ),
         Claim(
-            "Table 1, Synthetic: PAGE as the paper writes it, 300 rounds",
+            "Table 1, Synthetic: PAGE as the paper writes it",
             "methods/page/page.py GameVariant",
-            f"{RUN} page --reading paper --rounds 300 --window 0 --seed 11",
-            with_earlier(paper_game, "page", "fedavg"),
-            "92.67 / 96.24 (891 rounds)",
-            "not reproduced: below FedAvg in the same study",
+            f"{RUN} page --reading paper --rounds 900 --window 0 --seed 11",
+            table1_row("ours", "page-paper"),
+            "92.67 / 96.24",
+            "not reproduced: below FedAvg",
         ),
         Claim(
             "PAGE beats FedAvg in both columns at once (default reading, 900 rounds)",
@@ -423,11 +391,11 @@ PAGE = Paper(
             "controls; one seed",
         ),
         Claim(
-            "Table 1, Synthetic: PAGE as the public code plays it, 300 rounds",
+            "Table 1, Synthetic: PAGE as the public code plays it",
             "methods/page/page.py authors_box",
-            f"{RUN} page --reading authors-code --rounds 300 --window 0 --seed 11",
-            lambda: two_sides(page_cells("page-authors-code")),
-            "92.67 / 96.24 (891 rounds)",
+            f"{RUN} page --reading authors-code --rounds 900 --window 0 --seed 11",
+            table1_row("ours", "page-authors-code"),
+            "92.67 / 96.24",
             "not reproduced: one seed, below the published figures",
         ),
         Claim(
@@ -464,7 +432,7 @@ PAGE = Paper(
             "not testable here: 100 roles of 7,000 samples are beyond two cores",
         ),
         Claim(
-            "Table 1, CIFAR-100 with ResNet-18 (5 clients, 500 images of 16x16, 10 rounds)",
+            "Table 1, CIFAR-100 with ResNet-18 (5 clients, 500 images of 16x16, 3 rounds)",
             "models/cnn.py resnet18",
             "python -m benchmarks page_data --only cifar100",
             reduced("cifar100"),
@@ -519,11 +487,10 @@ PAGE = Paper(
         Claim(
             "Table 4: 50 and 1,000 clients",
             "tasks/synthetic.py",
-            f"{RUN} page --reading paper --clients 50 --rounds 300 --window 0 --seed 11",
-            with_earlier(
-                games(*((game, "1000 clients") for game in ("default", "paper", "fedavg"))),
-                "page-50-clients",
-                "page-1000-clients",
+            f"{RUN} page --clients 1000 --rounds 30 --window 0 --seed 11",
+            games(
+                *((game, "learned") for game in ("default", "paper", "fedavg")),
+                *((game, "1000 clients") for game in ("default", "fedavg")),
             ),
             "91.75 / 96.62 and 92.39 / 96.43",
             "not reproduced: below FedAvg; the default reading at 1,000 clients was not run",
@@ -531,8 +498,8 @@ PAGE = Paper(
         Claim(
             "Table 4: rewards 10:1 shift the balance to the global model, 1:10 to the local ones",
             "methods/page/page.py bias_scales_rewards",
-            f"{RUN} page --reading paper --bias 10:1 --rounds 300 --window 0 --seed 11",
-            bias_rows,
+            f"{RUN} page --reading paper --bias 10:1 {FIFTY}",
+            games(*((game, bias) for game in ("default", "paper") for bias in table4.BIAS)),
             "35.11 / 40.19 and 31.91 / 41.55 against 33.55 / 40.94 (CIFAR-100)",
             "partly: 10:1 raises the global model in both readings, 1:10 does not raise local "
             "models; one seed",
@@ -548,16 +515,8 @@ PAGE = Paper(
         Claim(
             "Figure 3: p serves the global model, eta and alpha the local ones",
             "methods/page/page.py FACTORS",
-            f"{RUN} page --reading paper --controls p --rounds 300 --window 0 --seed 11",
-            with_earlier(
-                games(*((game, part) for game in ("default", "paper") for part in table4.ABLATION)),
-                "fedavg",
-                "page-only-p",
-                "page-only-eta",
-                "page-only-alpha",
-                "page-alpha-eta",
-                "page",
-            ),
+            f"{RUN} page --reading paper --controls p {FIFTY}",
+            games(*((game, part) for game in ("default", "paper") for part in table4.ABLATION)),
             "a figure, CIFAR-100",
             "partly: in the default reading p alone raises the global model, eta or alpha alone "
             "change nothing; in the paper's reading each alone lowers it; one seed",
@@ -582,10 +541,10 @@ PAGE = Paper(
         Claim(
             "Appendix D: prices keep energy budgets",
             "methods/page/energy.py penalise",
-            f"{RUN} page --reading paper --energy-budget default --rounds 300 --window 0 --seed 11",
+            f"{RUN} page --reading paper --energy-budget default {FIFTY}",
             over_budget,
             "theory only",
-            "reproduced: at a loss of accuracy ([page](../../benchmarks/results/page/README.md))",
+            f"reproduced: at a loss of accuracy ([table4]({TABLE4}))",
         ),
     ),
     "Cells made before the present bound on the influence of each client (cohorts of 5 replies "

@@ -15,7 +15,7 @@ from equipoise.methods import all_methods
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
-STUDIES = ("synthetic", "realdata", "tables", "trees", "fedpolicy", "autopilot", "deep_rl", "q")
+STUDIES = ("synthetic", "table3", "tables", "trees", "fedpolicy", "autopilot", "deep_rl", "q")
 """Studies that compare methods, in the order in which a page shows them."""
 BEGIN = "<!-- comparison: written by docs/comparisons.py -->"
 END = "<!-- end of comparison -->"

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.lab import Cell, Results
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.lab.study import find
-from benchmarks.studies import synthetic
 
 DATA = ROOT.parent / "shared" / "data"
 SHORT: dict[str, Any] = {"rounds": 4, "eval_every": 2}
@@ -36,9 +35,9 @@ def short(study: str, name: str, folder: Path, **changed: Any) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavgm-97-seed11", "page-resources-seed11"])
-def test_page(name: str, tmp_path: Path) -> None:
-    assert not short("page", name, tmp_path, clients=10, **SHORT)
+@pytest.mark.parametrize("name", ["learned-fedavg-seed11", "learned-paper-seed11"])
+def test_table4(name: str, tmp_path: Path) -> None:
+    assert not short("table4", name, tmp_path, clients=10, **SHORT)
 
 
 @pytest.mark.slow
@@ -55,14 +54,6 @@ def test_redistribution(name: str, tmp_path: Path) -> None:
     if not DATA.is_dir():
         pytest.skip(f"no data sets in {DATA}")
     assert not short("redistribution", f"M3-{name}", tmp_path, data=str(DATA), **SHORT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fmnist-delta0.1-page-seed1", "fmnist-delta0.1-local-seed1"])
-def test_realdata(name: str, tmp_path: Path) -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"no data sets in {DATA}")
-    assert not short("realdata", name, tmp_path, data=str(DATA), **SHORT)
 
 
 @pytest.mark.slow
@@ -97,9 +88,5 @@ def test_a_cell_of_q_is_repeated_to_the_digit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not short("synthetic", "default-fedavg-seed0", tmp_path / "run", **SHORT)
-    monkeypatch.setattr(synthetic, "TRIALS", 1)
-    assert not short(
-        "synthetic", "search-fedavg", tmp_path / "search", rounds=2, eval_every=1, clients=5
-    )
+def test_synthetic(tmp_path: Path) -> None:
+    assert not short("synthetic", "fedavg-seed0", tmp_path / "run", **SHORT)
