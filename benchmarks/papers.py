@@ -137,12 +137,12 @@ def table1_row(settings: str, method: str) -> Callable[[], str]:
 
     def row() -> str:
         found = results("table1").where(settings=settings, method=method)
-        parts = [two_sides(found, sides) if found else at_50_clients(method)]
+        parts = [two_sides(found, sides)] if found else []
         if method in READINGS:
             column, variant = READINGS[method]
             words = "earlier" if column == "synthetic-900" else "earlier, 300 rounds"
             parts.append(f"{words}: {two_sides(reading_cells(column, variant), sides)}")
-        return "; ".join(part for part in parts if part != NOT_COMPUTED) or NOT_COMPUTED
+        return "; ".join(parts) or at_50_clients(method)
 
     return row
 

@@ -225,6 +225,11 @@ QUESTIONS: tuple[Question, ...] = (
         *("personal", "population"),
     ),
     Question(
+        *("5 personal", "`ditto`, skewed labels and sizes", "`fedavg`", "table3"),
+        *(Side(accuracy("personal"), {"method": name}) for name in ("ditto", "fedavg")),
+        *("personal", "population"),
+    ),
+    Question(
         *("5 personal", "`ditto`", "`fedavg`", "redistribution"),
         *(
             Side(accuracy("personal"), variant("ditto")),

@@ -22,7 +22,7 @@ END = "<!-- end of comparison -->"
 BETWEEN = re.compile(f"{re.escape(BEGIN)}\n\n(.*?)\n{re.escape(END)}", re.DOTALL)
 COLUMNS = 3
 """Scores of a row that a page shows."""
-FIGURE = re.compile(r"[-+]?\d.*")
+FIGURE = re.compile(r"(- / )?[-+]?\d.*")
 COUNTS = {"seeds", "splits", "families"}
 """Columns that say how often something was run."""
 
