@@ -20,7 +20,7 @@ import equipoise as eq
 from benchmarks import what_pays
 from benchmarks.lab import Record, Results
 from benchmarks.lab.provenance import RESULTS, ROOT
-from benchmarks.studies.synthetic import CLIENTS, ROUNDS, summaries
+from benchmarks.studies.synthetic import summaries
 from equipoise.data.tabular.sample import write_sample
 from equipoise.records.explanation import Explanation
 from equipoise.report.statistics import pareto_front
@@ -46,8 +46,7 @@ def both_customers(figure: Figure) -> None:
     deviations over seeds.
     """
     axes = figure.subplots()
-    cells = Results(RESULTS / "synthetic")
-    found = summaries(cells)
+    found = summaries(Results(RESULTS / "synthetic"), "default")
     scores = {
         method: [
             [100 * score.acc for score in side]
@@ -91,7 +90,7 @@ def both_customers(figure: Figure) -> None:
     axes.set(
         xlabel="the provider's model, accuracy %", ylabel="the clients' own models, accuracy %"
     )
-    axes.set_title(_synthetic_title("Both customers at once", cells), fontsize=9)
+    axes.set_title("Both customers at once: Synthetic, 200 rounds, defaults", fontsize=9)
 
 
 def page_curves(figure: Figure) -> None:
@@ -128,7 +127,7 @@ def finetuning(figure: Figure) -> None:
     """Personal accuracy of every method on Synthetic, as it is and after the same fine-tuning."""
     axes = figure.subplots()
     cells = Results(RESULTS / "synthetic")
-    found = summaries(cells)
+    found = summaries(cells, "default")
     means = {
         method: (
             100 * fmean(s.personal.acc for s in some),
@@ -148,7 +147,8 @@ def finetuning(figure: Figure) -> None:
     axes.set_yticks(range(len(order)), order, fontsize=7)
     axes.set(xlabel="the clients' own models, accuracy %")
     axes.legend(frameon=False, fontsize=8)
-    axes.set_title(_synthetic_title("Fine-tuning for everybody", cells), fontsize=9)
+    seeds = _seeds([cells.where(settings="default")])
+    axes.set_title(f"Fine-tuning for everybody: Synthetic, 200 rounds, {seeds}", fontsize=9)
 
 
 def what_pays_points(figure: Figure) -> None:
@@ -201,11 +201,6 @@ def _curves(
         axes.set(xlabel="round", ylabel=f"{name} accuracy %")
     panels[-1].legend(frameon=False, fontsize=8, loc="lower right")
     figure.suptitle(title, fontsize=9)
-
-
-def _synthetic_title(text: str, cells: Results) -> str:
-    """Name the federation and the seeds of the study synthetic after a text."""
-    return f"{text}: Synthetic, {CLIENTS} clients, {ROUNDS} rounds, {_seeds([list(cells)])}"
 
 
 def _seeds(cells: Iterable[Sequence[Record]]) -> str:

@@ -80,7 +80,7 @@ def variant(name: str) -> dict[str, Any]:
 def synthetic(name: str, other: str) -> Iterable[Question]:
     """A method against another on PAGE's Synthetic, both at their defaults."""
     for column in ("global", "personal"):
-        ours, theirs = (Side(of_summary(column), {"method": one}) for one in (name, other))
+        ours, theirs = (Side(of_summary(column), {"settings": "default", "method": one}) for one in (name, other))
         yield Question("3 aggregate", f"`{name}`", f"`{other}`", "synthetic", ours, theirs, column)
 
 

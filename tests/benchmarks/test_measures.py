@@ -10,6 +10,7 @@ import pytest
 from benchmarks.lab import Cell, Results
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.lab.study import find
+from benchmarks.studies import synthetic
 
 DATA = ROOT.parent / "shared" / "data"
 SHORT: dict[str, Any] = {"rounds": 4, "eval_every": 2}
@@ -88,5 +89,9 @@ def test_a_cell_of_q_is_repeated_to_the_digit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_synthetic(tmp_path: Path) -> None:
-    assert not short("synthetic", "fedavg-seed0", tmp_path / "run", **SHORT)
+def test_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not short("synthetic", "default-fedavg-seed0", tmp_path / "run", **SHORT)
+    monkeypatch.setattr(synthetic, "TRIALS", 1)
+    assert not short(
+        "synthetic", "search-fedavg", tmp_path / "search", rounds=2, eval_every=1, clients=5
+    )
