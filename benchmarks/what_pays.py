@@ -80,7 +80,10 @@ def variant(name: str) -> dict[str, Any]:
 def synthetic(name: str, other: str) -> Iterable[Question]:
     """A method against another on PAGE's Synthetic, both at their defaults."""
     for column in ("global", "personal"):
-        ours, theirs = (Side(of_summary(column), {"settings": "default", "method": one}) for one in (name, other))
+        ours, theirs = (
+            Side(of_summary(column), {"settings": "default", "method": one})
+            for one in (name, other)
+        )
         yield Question("3 aggregate", f"`{name}`", f"`{other}`", "synthetic", ours, theirs, column)
 
 
@@ -124,14 +127,14 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     *(
         Question(
-            *("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "table4"),
+            *("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "readings"),
             *(
-                Side(accuracy(name), {"game": game, "variant": "learned"})
-                for game in ("paper", "fedavg")
+                Side(accuracy(column), {"column": "synthetic-300", "variant": name})
+                for name in ("paper-each", "fedavg")
             ),
             column,
         )
-        for name, column in (("global", "global"), ("local", "personal"))
+        for column in ("global", "personal")
     ),
     *both(*GAME, "`fedavg`", "readings", variant("relative"), variant("fedavg"), "column"),
     *both(
