@@ -561,7 +561,9 @@ PAGE = Paper(
             f"{RUN} page --reading paper --energy-budget default {FIFTY}",
             over_budget,
             "theory only",
-            f"reproduced: at a loss of accuracy ([table4]({TABLE4}))",
+            "partly: prices cut the share, at a loss of accuracy of local models; a quarter is "
+            "still above its budget after 150 rounds, where prices still rise; one seed "
+            f"([table4]({TABLE4}))",
         ),
     ),
     "Cells made before the present bound on the influence of each client (cohorts of 5 replies "
