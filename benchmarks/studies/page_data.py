@@ -42,7 +42,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
     },
 }
 """`cifar100` shows that a ResNet-18 runs in each method: three rounds rank nothing, and PAGE's
-decisions are random in them."""
+agents have learned nothing by then."""
 PAPER = {  # Table 1 (global %, local %): 100 clients, whole data sets, 300 to 660 rounds.
     "shakespeare": {
         "fedavg": (47.52, 40.24),
