@@ -125,16 +125,13 @@ QUESTIONS: tuple[Question, ...] = (
         variant("configured-rate"),
         "family",
     ),
-    *(
-        Question(
-            *("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "readings"),
-            *(
-                Side(accuracy(column), {"column": "synthetic-300", "variant": name})
-                for name in ("paper-each", "fedavg")
-            ),
-            column,
-        )
-        for column in ("global", "personal")
+    *both(
+        "1 training",
+        "PAGE's agents, `--reading paper`",
+        "`fedavg`",
+        "readings",
+        {"column": "synthetic-300", "variant": "paper-each"},
+        {"column": "synthetic-300", "variant": "fedavg"},
     ),
     *both(*GAME, "`fedavg`", "readings", variant("relative"), variant("fedavg"), "column"),
     *both(
@@ -229,7 +226,10 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         *("5 personal", "`ditto`, skewed labels and sizes", "`fedavg`", "table3"),
-        *(Side(accuracy("personal"), {"method": name}) for name in ("ditto", "fedavg")),
+        *(
+            Side(accuracy("personal"), {"method": "ditto"}),
+            Side(accuracy("personal"), {"method": "fedavg"}),
+        ),
         *("personal", "population"),
     ),
     Question(
