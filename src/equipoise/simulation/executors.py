@@ -109,12 +109,12 @@ class CohortResults:
         )
 
     def diagnostics(
-        self, method: Method, global_params: Params, ids: Tensor, memory: dict[str, Any]
+        self, method: Method, message: ServerMessage, ids: Tensor, memory: dict[str, Any]
     ) -> UpdateDiagnostics:
         """Return the norms and the validity of the replies."""
         assert self.stack is not None
         return self.known_diagnostics or UpdateDiagnostics.compute(
-            method, global_params, ids, self.stack, memory
+            method, message, ids, self.stack, memory
         )
 
     def upload_bytes(self) -> int:
@@ -453,7 +453,7 @@ class ChunkedRound:
             inner = relative_to_first(chunks)
             part = executor.run_group(request, inner)
             diagnostics.append(
-                UpdateDiagnostics.compute(method, message.params, ids[rows], part, executor.memory)
+                UpdateDiagnostics.compute(method, message, ids[rows], part, executor.memory)
             )
             upload_size = pytree.tree_bytes(part.update, stacked=True)
             if commits_early:

@@ -115,9 +115,7 @@ class Worker:
             here = executors.chunk_index(slice(first, last))
             part = self.inner.run_chunk(request.part(here))
             facts.append(
-                UpdateDiagnostics.compute(
-                    self._method, down.params, ids[here], part, self.inner.memory
-                )
+                UpdateDiagnostics.compute(self._method, down, ids[here], part, self.inner.memory)
             )
             self._parts.append(part)
         seconds = time.perf_counter() - started
