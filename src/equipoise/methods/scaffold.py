@@ -118,8 +118,10 @@ class Scaffold(Method):
 
         By option II the change plus c is x - y over the path, whatever its length. So a client can
         lie about its control variate only by a lie of the same direction in its model, which the
-        guards and robust rules see.
+        guards and robust rules see. Under secure aggregation the server sees neither.
         """
+        if "c" not in updates.extra:
+            return {}
         c_changes = updates.extra["c"]
         server_c = message.broadcast["c"]
         squares = torch.zeros(3, len(ids), dtype=torch.float64)
