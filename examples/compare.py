@@ -11,7 +11,7 @@ import equipoise as eq
 def main(out: str = "runs/example-compare", rounds: str = "40") -> None:
     compared = eq.compare(
         methods=["fedavg", "scaffold", eq.methods.Ditto(lam=0.1), "local"],
-        task=eq.Task.named("synthetic", clients=30),
+        task=eq.Task.from_name("synthetic", clients=30),
         seeds=2,
         rounds=int(rounds),
         out=out,

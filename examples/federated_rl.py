@@ -20,7 +20,7 @@ def main(out: str = "runs/example-rl", steps: str = "20000") -> None:
         run = eq.run(
             Path(out) / method,
             method=method,
-            task=eq.Task.named("frozen-lake", agents=10, sims=4),
+            task=eq.Task.from_name("frozen-lake", agents=10, sims=4),
             tau=min(50, int(steps)),
             steps=int(steps),
             overwrite=True,

@@ -44,7 +44,7 @@ def main(
         data = str(Path(out) / "drawn")
         draw_pictures(Path(data) / "fashion-mnist")
         print("no data folder: pictures drawn here take the place of Fashion-MNIST")
-    task = eq.Task.named(
+    task = eq.Task.from_name(
         "fmnist", data=data, clients=8, delta=0.3, train_rows=4000, server_rows=1000
     )
     for method in ("fedavg", "fedper", "fedpolicy"):

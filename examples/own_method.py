@@ -34,7 +34,7 @@ class Cautious(eq.Method):
 
 
 def main(out: str = "runs/example-own-method", rounds: str = "40") -> None:
-    task = eq.Task.named("synthetic", clients=30)
+    task = eq.Task.from_name("synthetic", clients=30)
     for name, method in (("fedavg", eq.methods.FedAvg()), ("cautious", Cautious(sharpness=10.0))):
         run = eq.run(Path(out) / name, method=method, task=task, rounds=int(rounds), overwrite=True)
         print(f"{name:8} personal models: {100 * run.final.personal.acc:.1f} %")

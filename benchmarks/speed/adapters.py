@@ -11,7 +11,8 @@ no way to train adapters over it takes less, and what a loop takes beside it is 
 
 Memory is what a process of its own takes at most during two rounds beyond what it had before them,
 its base and rows, after a round of two clients, for which libraries load what they need: for a
-shared adapter, of which the server keeps sums, and for private ones, which clients hold.
+shared adapter, whose uploads are kept until the round ends, and for private ones, which clients
+hold.
 """
 
 from __future__ import annotations

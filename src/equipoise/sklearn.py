@@ -245,16 +245,16 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             return _double_outputs(self._default_model(), columns)
         names = _client_names(columns, clients)
         known, place = np.unique(names, return_inverse=True)
-        found: Array | None = None
+        gathered: Array | None = None
         for number, client in enumerate(known):
             rows = np.flatnonzero(place == number)
             part = {name: cells[rows] for name, cells in columns.items()}
             outputs = _double_outputs(self._model_of(str(client)), part)
-            if found is None:
-                found = np.empty((len(place), outputs.shape[1]))
-            found[rows] = outputs
-        assert found is not None
-        return found
+            if gathered is None:
+                gathered = np.empty((len(place), outputs.shape[1]))
+            gathered[rows] = outputs
+        assert gathered is not None
+        return gathered
 
     def _default_model(self) -> Predictor:
         """Return the model of rows without a client."""
@@ -349,6 +349,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
     def _compare(
         self, methods: list[GivenMethod], seeds: int, out: str | Path | None
     ) -> Comparison:
+        """Run methods on the training rows, in a temporary folder if none is given."""
         options: dict[str, Any] = {
             "rounds": self.rounds,
             "model": self.model,

@@ -9,7 +9,7 @@ import equipoise as eq
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> eq.Run:
-    task = eq.Task.named("synthetic", clients=5, samples=60)
+    task = eq.Task.from_name("synthetic", clients=5, samples=60)
     return eq.run(
         tmp_path_factory.mktemp("runs") / "first",
         method="fedprox",

@@ -17,7 +17,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> eq.Comparison:
     methods = ["fedavg", eq.methods.FedProx(mu=0.5), eq.methods.Local, eq.methods.FedProx]
     out = tmp_path_factory.mktemp("compare") / "all"
     return eq.compare(
-        methods, task=eq.Task.named("synthetic", clients=4, samples=40), seeds=2, rounds=2, out=out
+        methods,
+        task=eq.Task.from_name("synthetic", clients=4, samples=40),
+        seeds=2,
+        rounds=2,
+        out=out,
     )
 
 

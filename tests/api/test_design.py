@@ -135,7 +135,7 @@ def test_every_line_of_the_design_runs(here: Path, monkeypatch: pytest.MonkeyPat
     text = text.replace("seeds=5", "seeds=2").replace("samples=64", "samples=2")
     for statement in ast.parse(text).body:
         exec(compile(ast.Module([statement], []), "the design", "exec"), names)
-    assert names["run"].finished
+    assert names["run"].is_finished
     assert isinstance(names["net"], nn.Module)
     assert (here / "va.onnx").is_file()
 

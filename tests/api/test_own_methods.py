@@ -185,4 +185,4 @@ def test_other_mistakes_of_authors(tmp_path: Path) -> None:
 
     assert eq.run(
         tmp_path / "b", method=wrong(_instal=_helper, something_else=_helper), **SMALL
-    ).finished
+    ).is_finished

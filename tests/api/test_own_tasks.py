@@ -102,14 +102,14 @@ def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(tmp_path: Path) -> 
 
 
 def test_tasks_are_values_and_check_their_options() -> None:
-    task = eq.Task.named("synthetic", clients=5)
+    task = eq.Task.from_name("synthetic", clients=5)
     assert built(task).info.num_clients == 5
     with pytest.raises(eq.UsageError, match=r"task 'synthetic' has no option 'client' .*'clients'"):
-        eq.Task.named("synthetic", client=5)
+        eq.Task.from_name("synthetic", client=5)
     with pytest.raises(eq.UsageError, match="given twice, under two names"):
         eq.run(task=task, clients=4)
     with pytest.raises(eq.UsageError, match="did you mean 'synthetic'"):
-        eq.Task.named("sinthetic")
+        eq.Task.from_name("sinthetic")
     with pytest.raises(eq.UsageError, match=r"give a name, or an equipoise\.Task"):
         eq.run(task=5)  # type: ignore[arg-type]
 
@@ -208,7 +208,7 @@ def test_drawn_splits_cover_every_sample_once_and_are_told() -> None:
     for name, parts in task.row_splits(seed=1).items():
         assert sorted(np.concatenate(list(parts.values()))) == list(range(CLIENTS[name]))
     with pytest.raises(eq.UsageError, match=r"not made by Task\.from_datasets"):
-        eq.Task.named("synthetic").row_splits()
+        eq.Task.from_name("synthetic").row_splits()
 
 
 def test_numbers_are_regression_in_their_own_unit(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_was_made_in_python_is_recorded_and_resumed(
         eq.run(out, task=task, rounds=4, lr=0.2, checkpoint_every=1, on_round=stop_at(2))
     run = eq.open(out)
     assert run.config["task"] == "python:mine"
-    assert not run.finished
+    assert not run.is_finished
     assert len(run.rounds) == 2
     with pytest.raises(eq.UsageError, match=r"not finished: go on with run\.resume\(\)"):
         _ = run.final

@@ -82,7 +82,7 @@ def test_the_readme_and_the_start_run(here: Path) -> None:
         assert blocks(page)
         for block in blocks(page):
             exec(shortened(block), names)
-        assert names["run"].finished
+        assert names["run"].is_finished
 
 
 def test_the_reference_runs(here: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
         names = {"__name__": "own"}
         for block in blocks(f"docs/how-to/{page}.md"):
             exec(re.sub(r"rounds=\d+", "rounds=2", block), names)
-        assert names["run"].finished
+        assert names["run"].is_finished
 
 
 def test_the_api_as_designed(here: Path) -> None:

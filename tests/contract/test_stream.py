@@ -1,5 +1,5 @@
-"""A round that keeps one chunk's models at a time gives the numbers of one that keeps them all, to
-the bit.
+"""A round that stores one group's states at a time gives the numbers of one that stores all at its
+end, to the bit; and so do chunks in one stack.
 """
 
 import copy
@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from equipoise.core import ServerMessage
+from equipoise.core import ClientState, ServerMessage
 from equipoise.methods import find_method
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
-from equipoise.simulation.executors import Loop, Stacked
+from equipoise.simulation.executors import CohortRequest, Loop, Stacked, run_and_commit
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from helpers import largest_difference, small_task, timeless
 
 CLIENTS, WRONG = 130, 77
 
 
-def _simulation(method, executor=Stacked, streams=True, participation=0.9):
+def _simulation(method, executor=Stacked, commits_early=True, participation=0.9):
     task = small_task("linear", clients=CLIENTS, samples=20)
     made = FederatedSimulation(
         method,
@@ -28,88 +28,67 @@ def _simulation(method, executor=Stacked, streams=True, participation=0.9):
         RoundLoopConfig(3, 1, participation, "stacked", 1, False),
         executor,
     )
-    if not streams:
-        made.chunked_round = None
+    assert made.commits_early
+    made.commits_early = commits_early
     return made
 
 
-def _wrong(kind):
-    """The method with a client whose training gives no numbers from the second round on."""
+@dataclass(frozen=True)
+class _Wrong(Local):
+    """Local training with a client that gives no numbers from the second round on."""
 
-    @dataclass(frozen=True)
-    class Wrong(kind):
-        def train(self, client):
-            trained, state = super().train(client)
-            bad = (client.id == WRONG) & (client.round > 1)
-            return {
-                name: torch.where(bad, torch.nan, value) for name, value in trained.items()
-            }, state
-
-    return Wrong()
+    def train(self, client):
+        trained, state = super().train(client)
+        bad = (client.id == WRONG) & (client.round > 1)
+        return {name: torch.where(bad, torch.nan, value) for name, value in trained.items()}, state
 
 
 @pytest.mark.parametrize("executor", [Stacked, Loop])
-@pytest.mark.parametrize(
-    "method", [FedAvg(), find_method("fedavgm")(), find_method("finetune")(), Local()]
-)
-def test_the_same_to_the_bit(method, executor):
-    streamed, whole = _simulation(method, executor), _simulation(method, executor, streams=False)
-    assert len(streamed.executor.chunks(CLIENTS)) > 1
+def test_the_same_to_the_bit(executor):
+    early = _simulation(Local(), executor)
+    whole = _simulation(Local(), executor, commits_early=False)
+    assert len(early.executor.chunks(CLIENTS)) > 1
     for _ in range(3):
-        assert timeless(streamed.run_round()) == timeless(whole.run_round())
-    assert largest_difference(streamed.state_dict(), whole.state_dict()) == 0
+        assert timeless(early.run_round()) == timeless(whole.run_round())
+    assert largest_difference(early.state_dict(), whole.state_dict()) == 0
 
 
-@pytest.mark.parametrize("kind", [FedAvg, Local])
-def test_a_reply_that_is_left_out(kind):
-    streamed, whole = (
-        _simulation(_wrong(kind), participation=1.0),
-        _simulation(_wrong(kind), streams=False, participation=1.0),
-    )
+def test_a_reply_that_is_left_out():
+    early = _simulation(_Wrong(), participation=1.0)
+    whole = _simulation(_Wrong(), commits_early=False, participation=1.0)
     for round in range(3):
-        record = streamed.run_round()
+        record = early.run_round()
         assert record.dropped == ([WRONG] if round else [])
         assert timeless(record) == timeless(whole.run_round())
-    assert largest_difference(streamed.state_dict(), whole.state_dict()) == 0
-    assert all(bool(torch.isfinite(value).all()) for value in streamed.store.local_params.values())
+    assert largest_difference(early.state_dict(), whole.state_dict()) == 0
+    assert all(bool(torch.isfinite(value).all()) for value in early.store.local_params.values())
 
 
-def test_a_round_is_computed_twice_once(monkeypatch):
-    """Whoever is left out or limited once may be so in every round: uploads are kept from then on.
-
-    In the first round some are limited, as in most rounds of 20 clients or more.
-    """
-    streamed, asked = _simulation(_wrong(FedAvg), participation=1.0), []
-    chunk = streamed.executor.run_chunk
-    monkeypatch.setattr(
-        streamed.executor,
-        "run_chunk",
-        lambda request: asked.append(request.round) or chunk(request),
-    )
-    for _ in range(3):
-        streamed.run_round()
-    assert asked == [1, 1, 1, 1, 2, 2, 3, 3]
-
-
-def test_uploads_are_gone():
-    streamed = _simulation(FedAvg())
+def test_states_are_in_the_store_alone():
+    simulation = _simulation(Local())
     ids = torch.arange(CLIENTS)
-    down = ServerMessage(streamed.params, dict.fromkeys(streamed.task.info.blocks, True))
-    replies = streamed.chunked_round.run(1, ids, down, ())
-    assert replies.stack.update.params == replies.stack.client_state.local_params == {}
-    assert replies.upload_bytes() == 8 * sum(
-        value.numel() for value in streamed.initial_params.values()
-    )
+    message = ServerMessage(simulation.params, dict.fromkeys(simulation.task.info.blocks, False))
+    request = CohortRequest(1, ids, message, ClientState(), ())
+    results = run_and_commit(simulation.executor, simulation.store, request)
+    assert results.stack.client_state.local_params == results.stack.scores == {}
+    trained = simulation.store.client_state(ids.numpy()).local_params
+    assert all(bool((value != value[:1]).any()) for value in trained.values())
+
+
+def test_who_uploads_commits_at_the_end_of_the_round():
+    task = small_task("linear", clients=4, samples=20)
+    schedule = RoundLoopConfig(3, 1, 1.0, "stacked", 1, False)
+    assert not FederatedSimulation(FedAvg(), task, task.info.training, schedule).commits_early
 
 
 def test_what_others_were_given_does_not_change():
-    streamed = _simulation(Local(), participation=1.0)
-    streamed.run_round()
-    given = streamed.state_dict()
+    early = _simulation(Local(), participation=1.0)
+    early.run_round()
+    given = early.state_dict()
     before = copy.deepcopy(given)
-    streamed.run_round()
+    early.run_round()
     assert largest_difference(given, before) == 0
-    assert largest_difference(streamed.state_dict(), before) > 0
+    assert largest_difference(early.state_dict(), before) > 0
 
 
 @pytest.mark.parametrize(("model", "keep"), [("linear", True), ("linear", False), ("mlp", True)])

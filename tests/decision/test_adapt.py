@@ -14,7 +14,7 @@ from equipoise.cli import main
 from equipoise.core import TrainingConfig
 from equipoise.data.federated_dataset import InputTransform, Target
 from equipoise.experiment.adapt import Federated, adapt_rows
-from equipoise.experiment.adaptation import Candidate, Folds, Rule, cross_fit
+from equipoise.experiment.adaptation import AdaptHParams, Folds, Rule, cross_fit
 from equipoise.methods import find_method
 from equipoise.models import MODELS
 from equipoise.tasks.supervised import ExamplesTask
@@ -83,7 +83,7 @@ def test_the_choice_for_a_fold_does_not_use_that_fold() -> None:
 
     task.__class__ = Cheater
     stacks = [
-        (Candidate(1.0, number), {k: v.expand(16, *v.shape) for k, v in one.items()})
+        (AdaptHParams(1.0, number), {k: v.expand(16, *v.shape) for k, v in one.items()})
         for number, one in enumerate((good, bad), start=1)
     ]
     found = cross_fit(task, folds, iter(stacks))
@@ -95,7 +95,7 @@ def test_equal_losses_choose_the_received_model() -> None:
     task, folds = folded_task(40)
     model = task.init_params(0)
     stack = {name: value.expand(16, *value.shape) for name, value in model.items()}
-    found = cross_fit(task, folds, iter([(Candidate(1.0, 1), stack)]), model)
+    found = cross_fit(task, folds, iter([(AdaptHParams(1.0, 1), stack)]), model)
     assert found.candidate.passes == 0
 
 
@@ -106,7 +106,7 @@ def test_held_out_outputs_are_of_models_without_those_rows() -> None:
     weight = torch.zeros(16, 2, 2)
     bias = torch.arange(16.0)[:, None].expand(16, 2)
     stack = dict(zip(names, (weight, bias), strict=True))
-    found = cross_fit(task, folds, iter([(Candidate(1.0, 1), stack)]))
+    found = cross_fit(task, folds, iter([(AdaptHParams(1.0, 1), stack)]))
     assert found.outputs[:, 0].tolist() == [1.0 + fold for fold in folds.fold]
     assert float(found.params[names[1]][0]) == 0.0  # the final model has all rows
 

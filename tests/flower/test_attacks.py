@@ -300,10 +300,10 @@ def test_a_lost_secure_sum_costs_what_the_server_may_have_seen() -> None:
     """Three of four clients in the sum: multiplier sigma sqrt(2) / 2."""
     ledger = GaussianAccountant(NOISE, 4, 4, True, amplified=False, secure=True)
     ledger.count_lost(LostRequest(1, [0, 1, 2, 3]))
-    assert ledger.spent().epsilon_server == 0  # nothing was unmasked
+    assert ledger.privacy_spent().epsilon_server == 0  # nothing was unmasked
     ledger.count_lost(LostRequest(1, [0, 1, 2, 3], num_summed=3))
     expected = gaussian_epsilon(4 / (0.25 * 2), 1e-5)
-    assert ledger.spent().epsilon_server == pytest.approx(expected)
+    assert ledger.privacy_spent().epsilon_server == pytest.approx(expected)
 
 
 def test_the_journal_keeps_the_requests_of_the_current_round(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
     }
     assert (tree["update"]["extra"], tree["update"]["metrics"]) == ({}, {})
     assert about["samples"] == 1
-    assert not log.evaluated
+    assert not log.has_client_scores
     assert log.global_.acc >= 0
 
 

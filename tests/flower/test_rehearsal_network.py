@@ -64,7 +64,7 @@ def test_a_cut_drops_old_and_new_connections_until_it_is_healed(relay: Relay) ->
     with socket.create_connection(("127.0.0.1", relay.port), timeout=20) as connection:
         connection.sendall(b"hello")
         assert connection.recv(1000) == b"hello"
-        relay.cut()
+        relay.disconnect()
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1000) == b""
     assert ask(relay) == b""

@@ -149,7 +149,7 @@ def test_the_models_are_those_of_loop(
     }
     assert there <= {(line["asked"], line["sent"]) for line in own}
     assert (tmp_path / "app" / "run").stat().st_mode & 0o777 == 0o700
-    billed = sum(log.bytes.both for log in logs)
+    billed = sum(log.bytes.total for log in logs)
     beside_billed[method] = open_fleet.traffic(run) - billed
     if (
         method == "fedpolicy"
@@ -287,7 +287,7 @@ def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     (log,) = logs_of(app)
     assert 0 < log.privacy.epsilon < log.privacy.epsilon_server
-    assert not log.evaluated
+    assert not log.has_client_scores
     assert log.global_.acc >= 0
     assert (open_fleet.folder / "client-0" / "privacy.json").exists()
 

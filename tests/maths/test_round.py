@@ -164,7 +164,7 @@ def test_rounds_between_evaluations_have_no_scores_but_the_last_has():
     run = FederatedSimulation(
         FedAvg(), task, task.info.training, RoundLoopConfig(5, 0, 1.0, "stacked", 2, True)
     )
-    assert [run.run_round().evaluated for _ in range(5)] == [False, True, False, True, True]
+    assert [run.run_round().has_client_scores for _ in range(5)] == [False, True, False, True, True]
 
 
 def test_models_of_clients_need_not_be_kept():

@@ -11,7 +11,7 @@ from equipoise.report import tables
 from equipoise.report.figures import write_pareto_svg
 from equipoise.report.statistics import compare_to_best, paired_difference, pareto_front
 
-COLUMN = tables.Column("personal %", lambda s: s["acc"], 100.0)
+COLUMN = tables.SummaryColumn("personal %", lambda s: s["acc"], 100.0)
 
 
 def test_paired_difference_by_hand():

@@ -12,7 +12,7 @@ from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
-from equipoise.simulation.executor_selection import ExecutorPlan, place, select_executor
+from equipoise.simulation.executor_selection import ExecutorPlan, select_executor, to_device
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_device import FAR, FarTensor, Pretended
@@ -74,7 +74,7 @@ def test_training_and_scoring_are_really_there(monkeypatch):
 
 
 def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
-    monkeypatch.setattr("equipoise.experiment.runner.place", lambda task, name: task.to(FAR))
+    monkeypatch.setattr("equipoise.experiment.runner.to_device", lambda task, name: task.to(FAR))
     settings = ExperimentConfig.from_options(
         {"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"}
     )
@@ -90,28 +90,28 @@ def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
 
 def test_the_device_is_chosen_and_named(monkeypatch):
     task = small_task("mlp")
-    assert place(task, "cpu") is task
+    assert to_device(task, "cpu") is task
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert place(task, "auto") is task
+    assert to_device(task, "auto") is task
     for name, words in (
         ("cuda", "finds 0 CUDA devices"),
         ("gpu", "unknown device 'gpu'"),
         ("cuda:x", "unknown"),
     ):
         with pytest.raises(UsageError, match=words):
-            place(task, name)
+            to_device(task, name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(type(task), "to", lambda self, device: device)
-    assert place(task, "auto") == torch.device("cuda", 0)
-    assert place(task, "cuda:1") == torch.device("cuda", 1)
+    assert to_device(task, "auto") == torch.device("cuda", 0)
+    assert to_device(task, "cuda:1") == torch.device("cuda", 1)
     with pytest.raises(UsageError, match="finds 2 CUDA devices"):
-        place(task, "cuda:2")
+        to_device(task, "cuda:2")
     agents = build_task(
         ExperimentConfig.from_options({"task": "two-state", "method": "fedasynq-im"})
     )
-    assert place(agents, "auto") is agents
+    assert to_device(agents, "auto") is agents
     with pytest.raises(UsageError, match="processor alone"):
-        place(agents, "cuda")
+        to_device(agents, "cuda")
 
 
 def test_processes_are_for_the_processor(monkeypatch, tmp_path):

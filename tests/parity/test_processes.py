@@ -28,7 +28,7 @@ from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
 from equipoise.simulation import aggregation_guard
-from equipoise.simulation.executor_selection import place
+from equipoise.simulation.executor_selection import to_device
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.ipc import FIRST_PART_BYTES, TorchrunGroup, WorkerLost, backend_of
 from equipoise.simulation.multiprocess import (
@@ -82,16 +82,16 @@ def test_a_process_that_takes_twice_as_long_gets_less():
         pace.update(
             process, 100.0, 9.0 * process
         )  # the first time, when everything is loaded, says nothing
-    assert pace.speeds == [1.0, 1.0, 1.0]
+    assert pace.step_times == [1.0, 1.0, 1.0]
     pace.update(0, 100.0, 1.0)
     pace.update(1, 100.0, 2.0)
-    assert pace.speeds == [1.0, 2.0, 1.0]  # the third has not been seen
+    assert pace.step_times == [1.0, 2.0, 1.0]  # the third has not been seen
     pace.update(1, 100.0, 1.1)  # (2 + 1.1) / 2
-    assert pace.speeds == [1.0, 1.5, 1.0]
+    assert pace.step_times == [1.0, 1.5, 1.0]
     pace.update(0, 100.0, 1.2)  # a little slower is chance
-    assert pace.speeds == [1.0, 1.5, 1.0]
+    assert pace.step_times == [1.0, 1.5, 1.0]
     pace.update(1, 0.0, 0.0)  # had nothing to do: (1.55 + 1.1) / 2, so that it gets its turn again
-    assert pace.speeds == [1.0, 1.0, 1.0]
+    assert pace.step_times == [1.0, 1.0, 1.0]
 
 
 def _simulate(kind, method, task, processes, rounds=3, participation=0.9):
@@ -550,8 +550,8 @@ def test_processes_of_torchrun_take_one_device_each(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     task = small_task()
     task.to = lambda device: device
-    assert place(task, "auto") == torch.device("cuda", 1)
-    assert place(task, "cuda:0") == torch.device("cuda", 0)
+    assert to_device(task, "auto") == torch.device("cuda", 1)
+    assert to_device(task, "cuda:0") == torch.device("cuda", 0)
 
 
 # A process of torchrun that kills itself once, in its third round.

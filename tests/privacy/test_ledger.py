@@ -87,7 +87,7 @@ def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_only_the_
         GaussianAccountant(PrivacyConfig(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2)
     )
     assert few.after(np.arange(10), 3).epsilon > many.after(np.arange(10), 10).epsilon
-    before = many.spent()
+    before = many.privacy_spent()
     after = many.after(np.arange(10), 0)
     assert after.epsilon == before.epsilon
     assert after.epsilon_server > before.epsilon_server

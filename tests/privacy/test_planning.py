@@ -61,7 +61,7 @@ def test_a_round_needs_as_many_replies_as_keep_it_within_the_limit() -> None:
     assert accountant.min_replies_within(asked, limit * 0.999) == 8
     assert accountant.min_replies_within(asked, 1e-3) is None
     assert accountant.min_replies_within(asked, 1e6) == 1
-    assert accountant.spent().uploads == 0  # nothing was counted
+    assert accountant.privacy_spent().uploads == 0  # nothing was counted
 
 
 SMALL = ["run", "--task", "synthetic", "--clients", "6", "--dp-clip", "1", "--quiet"]

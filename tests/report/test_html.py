@@ -17,7 +17,7 @@ from equipoise.experiment.runner import build_task
 from equipoise.records.rounds import MeanMinMax
 from equipoise.records.run_dir import RoundLog, RunFolder
 from equipoise.report import cost_figures, decision_figures, figures, html
-from equipoise.report.blocks import Table, TableCell, TableColumn
+from equipoise.report.blocks import TableBlock, TableCell, TableColumn
 from equipoise.report.run_data import RunData, RunGroup, find_run_folders, load_groups, load_run
 from equipoise.report.statistics import pareto_front
 from equipoise.settings.experiment_config import ExperimentConfig
@@ -291,14 +291,14 @@ def test_long_lines_are_thinned_and_keep_their_ends() -> None:
     kept = figures.thin(range(1, 10_001))
     assert len(kept) <= figures.MAX_LINE_POINTS
     assert (kept[0], kept[-1]) == (1, 10_000)
-    [band, line] = figures.line([{1: 0.2, 2: 0.4}, {1: 0.4, 2: 0.4}], "x", 0, scale=100)
+    [band, line] = figures.line_trace([{1: 0.2, 2: 0.4}, {1: 0.4, 2: 0.4}], "x", 0, scale=100)
     assert line["y"] == [30.0, 40.0]
     assert band["y"] == [20.0, 40.0, 40.0, 40.0]
 
 
 def test_five_seeds_have_a_band_of_the_95_percent_interval() -> None:
     """1 to 5: mean 3, spread sqrt(2.5), half of the interval 2.776 sqrt(2.5 / 5)."""
-    band, line = figures.line([{1: float(v), 2: 5.0} for v in range(1, 6)], "x", 0)
+    band, line = figures.line_trace([{1: float(v), 2: 5.0} for v in range(1, 6)], "x", 0)
     assert line["y"] == [3.0, 5.0]
     half = 2.776 * 0.5**0.5
     assert band["y"] == pytest.approx([3 - half, 5.0, 5.0, 3 + half], rel=1e-3)
@@ -306,7 +306,7 @@ def test_five_seeds_have_a_band_of_the_95_percent_interval() -> None:
 
 def test_fewer_seeds_have_a_band_of_their_range() -> None:
     """The interval of 1, 2, 3 would reach from -0.5 to 4.5 and flatten all lines."""
-    band, _ = figures.line([{1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.0}, {1: 3.0, 2: 5.0}], "x", 0)
+    band, _ = figures.line_trace([{1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.0}, {1: 3.0, 2: 5.0}], "x", 0)
     assert band["y"] == [1.0, 5.0, 5.0, 3.0]
 
 
@@ -355,7 +355,7 @@ def test_error_bars_stay_within_the_range_of_the_metric() -> None:
 def test_bands_on_a_logarithmic_axis_end_at_the_lowest_seed() -> None:
     """0 has no place on such an axis: a band that reached it would not be drawn."""
     display = figures.MetricDisplay("error")
-    [band, _] = figures.line(
+    [band, _] = figures.line_trace(
         [{1: v, 2: v} for v in (0.1, 0.1, 0.2, 5.0, 5.0)], "x", 0, **display.line_options
     )
     assert min(band["y"]) == 0.1
@@ -446,7 +446,7 @@ def test_command_says_what_is_not_default() -> None:
 
 
 def test_script_in_a_name_stays_text() -> None:
-    hostile = Table([TableColumn("<script>", True)], [[TableCell("<script>")]])
+    hostile = TableBlock([TableColumn("<script>", True)], [[TableCell("<script>")]])
     assert rendered(hostile).count("&lt;script&gt;") == 2
     assert "<script>" not in rendered(hostile)
 

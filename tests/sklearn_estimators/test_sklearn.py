@@ -63,7 +63,7 @@ def test_personal_models_serve_their_clients(fitted, clinics):
     assert (alone == fitted.predict(x, clinic)[west]).all()
     assert (fitted.global_.predict(x) == fitted.predict(x)).all()
     assert np.allclose(fitted.predict_proba(x, clinic).sum(1), 1)
-    assert fitted.run_.finished
+    assert fitted.run_.is_finished
 
 
 def test_an_unknown_client_gets_the_global_model_and_a_warning(fitted, clinics):

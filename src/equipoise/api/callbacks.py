@@ -95,7 +95,7 @@ class EarlyStopping(Callback):
         evaluations = record.val or record.test
         if evaluations is None:
             return None
-        value = evaluations.named(self._evaluation).get(self._metric)
+        value = evaluations.evaluation(self._evaluation).get(self._metric)
         if value is None:
             return None
         sign = 1.0 if higher_is_better(self._metric) else -1.0
@@ -153,8 +153,8 @@ class Trackers(Callback):
 
     def on_start(self, run: Run, rounds: int) -> None:
         """Prepare the trackers; they open with the first round."""
-        done = RunFolder(run.folder).count_rounds()
-        self._trackers = self._stack.enter_context(RunTrackers(self.names, run.folder, done))
+        rounds_done = RunFolder(run.folder).count_rounds()
+        self._trackers = self._stack.enter_context(RunTrackers(self.names, run.folder, rounds_done))
 
     def on_round(self, record: RoundRecord) -> str | None:
         """Send the round."""

@@ -52,15 +52,15 @@ def in_kind_of(
         index = nw.maybe_get_index(frame)
         backend = kind or frame.implementation
     if values.ndim == 1:
-        found = nw.new_series(PREDICTED, values, backend=backend).to_native()
+        predictions = nw.new_series(PREDICTED, values, backend=backend).to_native()
     else:
         named = {str(name): values[:, place] for place, name in enumerate(columns)}
-        found = nw.from_dict(named, backend=backend).to_native()
-        if hasattr(found, "iloc"):
-            found.columns = list(columns)  # pandas takes classes of any type, others texts
-    if index is not None and hasattr(found, "index"):
-        found.index = index
-    return found
+        predictions = nw.from_dict(named, backend=backend).to_native()
+        if hasattr(predictions, "iloc"):
+            predictions.columns = list(columns)  # pandas takes classes of any type, others texts
+    if index is not None and hasattr(predictions, "index"):
+        predictions.index = index
+    return predictions
 
 
 def _narwhals() -> Any:

@@ -112,26 +112,26 @@ def merge_options(
     Raises:
         UsageError: If a wrapper and the options set the same option.
     """
-    found = {name: value for name, value in options.items() if value is not None}
-    if callable(found.get("env_id")):
+    merged = {name: value for name, value in options.items() if value is not None}
+    if callable(merged.get("env_id")):
         raise UsageError(
             "env_id is the name of an environment: give a class or function as "
             "task=equipoise.Task.from_environment(...)"
         )
-    if isinstance(found.get("env_kwargs"), Mapping | list | tuple):
-        found["env_kwargs"] = env_kwargs_text(found["env_kwargs"])  # type: ignore[arg-type]
+    if isinstance(merged.get("env_kwargs"), Mapping | list | tuple):
+        merged["env_kwargs"] = env_kwargs_text(merged["env_kwargs"])  # type: ignore[arg-type]
     while isinstance(method, Wrapped):
-        if twice := [name for name in method.options if name in found]:
+        if twice := [name for name in method.options if name in merged]:
             raise UsageError(
                 f"'{twice[0]}' is given twice, by a wrapper of the method and beside it: leave one "
                 "out"
             )
-        found |= method.options
+        merged |= method.options
         method = method.method
     spec: str | TaskSpec = task.spec if isinstance(task, Task) else task
     if isinstance(task, Task):
-        found |= {f"task.{name}": value for name, value in task.options.items()}
-    return {**found, "method": method, "task": spec}
+        merged |= {f"task.{name}": value for name, value in task.options.items()}
+    return {**merged, "method": method, "task": spec}
 
 
 def python_parts(method: object, task: str | Task) -> tuple[type[Method] | None, Task | None]:

@@ -69,6 +69,6 @@ def load(folder: str | Path) -> Pretrained:
     Raises:
         UsageError: If the folder holds no model.
     """
-    found = Pretrained(Path(folder))
-    pretrained.read_pretrained(found.folder)
-    return found
+    model = Pretrained(Path(folder))
+    pretrained.read_pretrained(model.folder)
+    return model

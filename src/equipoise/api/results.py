@@ -70,7 +70,7 @@ else:
     _Path = type(Path())  # before Python 3.12 only the concrete class can be subclassed
 
 
-class Page(_Path):
+class ReportPath(_Path):
     """Path of an HTML report, which a notebook shows as the page itself."""
 
     def _repr_html_(self) -> str:
@@ -130,10 +130,12 @@ class TrainedModels(ABC):
         if predictor is not None:
             return as_predictions(predictor.card, predictor.outputs(rows), rows, probabilities)
         models = self._site_models()
-        found = predict_rows(models, RowSelection.of(models, rows, client, client_column), horizon)
+        predictions = predict_rows(
+            models, RowSelection.of(models, rows, client, client_column), horizon
+        )
         if horizon is not None:
-            return in_kind_of(rows, np.asarray(found.columns[horizon_column(horizon)]))
-        return as_predictions(models.card, found.outputs, rows, probabilities)
+            return in_kind_of(rows, np.asarray(predictions.columns[horizon_column(horizon)]))
+        return as_predictions(models.card, predictions.outputs, rows, probabilities)
 
     def evaluate(
         self,
@@ -297,7 +299,7 @@ class Run(TrainedModels):
     @property
     def summary(self) -> Summary:
         """Summary of the finished run: scores, convergence, bytes and seconds."""
-        if not self.finished:
+        if not self.is_finished:
             raise UsageError(f"'{self.folder}' is not finished: go on with run.resume()")
         return self._folder.read_summary()
 
@@ -307,7 +309,7 @@ class Run(TrainedModels):
         return self.summary
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run is finished."""
         return self._folder.summary.exists()
 
@@ -325,9 +327,9 @@ class Run(TrainedModels):
             frame.insert(1, "name", [names[int(client)] for client in frame["client"]])
         return frame
 
-    def report(self) -> Page:
+    def report(self) -> ReportPath:
         """Write the HTML report; return its path, which a notebook shows as the page itself."""
-        return Page(html.write_report([self.folder], self._folder.report))
+        return ReportPath(html.write_report([self.folder], self._folder.report))
 
     def model(self, client: int | str | None = None) -> nn.Module:
         """Return a trained model.
@@ -404,7 +406,7 @@ class Run(TrainedModels):
             raise UsageError(f"'{path}' must end in {', '.join(forms)}, which names the format")
         settings = self._settings() if self.task else None
         return exporting.export(
-            self.folder, self._number(client), forms[path.suffix], path, settings
+            self.folder, self._client_number(client), forms[path.suffix], path, settings
         )[0]
 
     def save_pretrained(
@@ -473,7 +475,7 @@ class Run(TrainedModels):
 
     def _single_model(self, client: int | str | None) -> Predictor:
         return Predictor.of(
-            self._folder, self._number(client), self._settings() if self.task else None
+            self._folder, self._client_number(client), self._settings() if self.task else None
         )
 
     def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:
@@ -485,7 +487,7 @@ class Run(TrainedModels):
     def _site_models(self) -> SiteModels:
         return load_models(self.folder, self._settings() if self.task else None)
 
-    def _number(self, client: int | str | None) -> int | None:
+    def _client_number(self, client: int | str | None) -> int | None:
         """Return the number of a client that is given by name or number."""
         return self._folder.find_client(client) if isinstance(client, str) else client
 
@@ -593,7 +595,7 @@ def as_predictions(card: Card, outputs: Tensor, rows: object, probabilities: boo
 
 
 @dataclass(frozen=True)
-class Table:
+class SummaryTable:
     """One row per method with mean and standard deviation over seeds."""
 
     columns: list[str]
@@ -639,11 +641,11 @@ class Comparison:
     runs: dict[str, list[Run]]
     """By the method's label, one run for each seed (and fold)."""
 
-    def table(self) -> Table:
+    def table(self) -> SummaryTable:
         """All figures, mean and standard deviation over seeds."""
         columns = self._columns()
         rows = tables.summary_rows(self._summaries(), columns)
-        return Table([column.title for column in columns], rows)
+        return SummaryTable([column.title for column in columns], rows)
 
     def frame(self) -> pandas.DataFrame:
         """Return one row per run: ``method`` and ``seed``, then all numbers of its summary."""
@@ -682,8 +684,8 @@ class Comparison:
                 f"no method '{against}' with a {score} score is here{did_you_mean(against, values)}"
             )
         return {
-            label: paired_difference(found, values[against], column.higher_is_better)
-            for label, found in values.items()
+            label: paired_difference(scores, values[against], column.higher_is_better)
+            for label, scores in values.items()
             if label != against
         }
 
@@ -730,15 +732,15 @@ class Comparison:
         )
         return Chosen(folder, run.task)
 
-    def report(self) -> Page:
+    def report(self) -> ReportPath:
         """Write one HTML report for all runs; return its path."""
-        return Page(html.write_report([self.folder], self.folder / "report.html"))
+        return ReportPath(html.write_report([self.folder], self.folder / "report.html"))
 
     def _summaries(self) -> dict[str, list[Summary]]:
         """By method: one summary per seed."""
         return {label: [run.summary for run in runs] for label, runs in self.runs.items()}
 
-    def _columns(self) -> list[tables.Column]:
+    def _columns(self) -> list[tables.SummaryColumn]:
         """Columns of the table; time and energy only if a run asked for a clock."""
         first_runs = [runs[0] for runs in self.runs.values()]
         with_clock = any(ClockConfig.requested_in(run.config) for run in first_runs)

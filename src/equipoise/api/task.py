@@ -53,8 +53,8 @@ class Task:
         return self.spec.name
 
     @classmethod
-    def named(cls, name: str, **options: object) -> Task:
-        """Return a shipped task with options: ``Task.named("synthetic", clients=50)``."""
+    def from_name(cls, name: str, **options: object) -> Task:
+        """Return a shipped task with options: ``Task.from_name("synthetic", clients=50)``."""
         return cls(find_task(name), options)
 
     @classmethod
@@ -231,7 +231,7 @@ class Task:
             options.setdefault("agents", len(env_kwargs))
         if isinstance(environment, str):
             given = {"env_id": environment, "env_kwargs": env_kwargs_text(env_kwargs)}
-            return cls.named("gym", **given, **options)
+            return cls.from_name("gym", **given, **options)
         return cls(environment_spec(environment, env_kwargs, name), options)
 
     @classmethod
@@ -248,4 +248,4 @@ class Task:
         Returns:
             The task.
         """
-        return cls.named("tables", data=str(folder), target=target, **options)
+        return cls.from_name("tables", data=str(folder), target=target, **options)

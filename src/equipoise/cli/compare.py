@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from equipoise.cli.json_output import Output, add_json, existing_file, print_json
 from equipoise.cli.options import parse_several_methods
@@ -27,6 +28,8 @@ from equipoise.tasks import find_task
 from equipoise.utils.errors import UsageError
 
 DEFAULT_OUT = "runs/compare"
+NOT_RECORDED = ("--resume", "--overwrite", "--json")
+"""Options that are no part of the command that a comparison records."""
 
 
 def compare(arguments: list[str]) -> int:
@@ -48,19 +51,7 @@ def compare(arguments: list[str]) -> int:
     out = Path(values["out"])
     output = Output(values["quiet"], values["json"])
     current_run = contextlib.ExitStack()  # display and trackers of the run under way
-
-    def announce(settings: ExperimentConfig, folder: Path) -> OnRoundEnd:
-        current_run.close()
-        rounds_done = RunFolder(folder).count_rounds() if values["resume"] else 0
-        label = folder.parent.name  # such as autopilot@linear
-        title = f"{label}, seed {settings.run.seed}"
-        display = current_run.enter_context(
-            ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
-        )
-        trackers = current_run.enter_context(RunTrackers(values["log"], folder, rounds_done))
-        return show_and_track(display, trackers)
-
-    recorded = [text for text in arguments if text not in ("--resume", "--overwrite", "--json")]
+    recorded = [text for text in arguments if text not in NOT_RECORDED]
     try:
         with current_run:
             by_method, columns = comparison.compare(
@@ -70,7 +61,7 @@ def compare(arguments: list[str]) -> int:
                 ["equipoise", "compare", *recorded],
                 resume=values["resume"],
                 overwrite=values["overwrite"],
-                announce=announce,
+                announce=_announce(values, output, current_run),
                 resources=resources_from(values),
             )
     except (Interrupted, KeyboardInterrupt):
@@ -92,6 +83,25 @@ def compare(arguments: list[str]) -> int:
     elif output.for_people:
         _print_table(by_method, columns, out, report)
     return 0
+
+
+def _announce(
+    values: dict[str, Any], output: Output, current_run: contextlib.ExitStack
+) -> comparison.Announce:
+    """Return a callback that opens display and trackers of the next run, and closes the last."""
+
+    def announce(settings: ExperimentConfig, folder: Path) -> OnRoundEnd:
+        current_run.close()
+        rounds_done = RunFolder(folder).count_rounds() if values["resume"] else 0
+        label = folder.parent.name  # such as autopilot@linear
+        title = f"{label}, seed {settings.run.seed}"
+        display = current_run.enter_context(
+            ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
+        )
+        trackers = current_run.enter_context(RunTrackers(values["log"], folder, rounds_done))
+        return show_and_track(display, trackers)
+
+    return announce
 
 
 def _parser() -> Parser:
@@ -127,7 +137,7 @@ def _with_tuned_options(cells: comparison.Cells, folder: Path) -> comparison.Cel
 
 
 def _print_table(
-    by_method: dict[str, list[Summary]], columns: list[tables.Column], out: Path, report: str
+    by_method: dict[str, list[Summary]], columns: list[tables.SummaryColumn], out: Path, report: str
 ) -> None:
     """Print the table of a finished comparison and where its files are."""
     console = make_console()
@@ -151,7 +161,7 @@ def _with_recorded_command(arguments: list[str]) -> list[str]:
     add_resources(parser)
     values, rest = parser.parse_known_args(arguments)
     folder = ComparisonFolder(Path(values.out))
-    if rest or not values.resume or values.config or not folder.begun():
+    if rest or not values.resume or values.config or not folder.has_begun():
         return arguments
     command = folder.read().command
     if command[:2] != ["equipoise", "compare"]:

@@ -243,8 +243,8 @@ def _doctor(arguments: list[str]) -> int:
     findings = doctor.run_checks(values.superlink, Path(values.certs) if values.certs else None)
     is_wrong = any(finding.verdict == "wrong" for finding in findings)
     if values.json:
-        found = [{"verdict": finding.verdict, "text": finding.text} for finding in findings]
-        print_json(findings=found)
+        findings_json = [{"verdict": finding.verdict, "text": finding.text} for finding in findings]
+        print_json(findings=findings_json)
         return int(is_wrong)
     for finding in findings:
         print(

@@ -156,14 +156,14 @@ def _explain(error: Exception) -> tuple[str, int]:
     Raises:
         Exception: The error itself, if it is a defect of Equipoise; its traceback is of use.
     """
-    what = f"{type(error).__name__}: {_one_line(error)}"
+    description = f"{type(error).__name__}: {_one_line(error)}"
     if place := own_code_place(error):
-        return f"{place}: {what} (in your own code, not in Equipoise)", 1
-    if isinstance(error, MemoryError) or "can't allocate memory" in what:  # NumPy, PyTorch
+        return f"{place}: {description} (in your own code, not in Equipoise)", 1
+    if isinstance(error, MemoryError) or "can't allocate memory" in description:  # NumPy, PyTorch
         advice = "lower the number of clients, samples, epochs or processes"
-        return f"not enough memory ({what}): {advice}, or --client-memory-gib", 2
+        return f"not enough memory ({description}): {advice}, or --client-memory-gib", 2
     if isinstance(error, ArithmeticError | RecursionError):
-        return f"a number or nesting is out of range for this computation ({what})", 2
+        return f"a number or nesting is out of range for this computation ({description})", 2
     raise error
 
 

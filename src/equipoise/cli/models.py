@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.cli.json_output import add_json, existing_file, print_json
 from equipoise.cli.parser import Parser, add_quiet, output_file
+from equipoise.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from equipoise.experiment.new_rows import Evaluation
@@ -30,27 +31,7 @@ def choose(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    parser = Parser(
-        "choose",
-        "Say in words which method and model each site should use, with paired intervals and ties "
-        "called ties; train it on all rows; write one folder for predict, evaluate and export.",
-    )
-    parser.add_argument("runs", metavar="RUNS", help="folder of a comparison or of a run")
-    parser.add_argument(
-        "--refit",
-        default="all",
-        help="all: train the final model on all rows of each site, without a test split; "
-        "none: take the trained models as they are (default: all)",
-    )
-    parser.add_argument(
-        "--ensemble", action="store_true", help="train one model for each seed and average them"
-    )
-    parser.add_argument("--out", help="folder to write (default: chosen in RUNS)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier choice")
-    add_quiet(parser)
-    add_json(parser)
-    values = parser.parse(arguments)
-
+    values = _choose_parser().parse(arguments)
     from equipoise.experiment.choose import choice_sentences
     from equipoise.experiment.choose import choose as choose_models
     from equipoise.experiment.runner import OnRoundEnd
@@ -87,6 +68,30 @@ def choose(arguments: list[str]) -> int:
         console.print(sentence, highlight=False, markup=False)
     console.print(f"models: {out}; try 'equipoise evaluate {out} ROWS.csv'", highlight=False)
     return 0
+
+
+def _choose_parser() -> Parser:
+    """Return the options of `choose`."""
+    parser = Parser(
+        "choose",
+        "Say in words which method and model each site should use, with paired intervals and ties "
+        "called ties; train it on all rows; write one folder for predict, evaluate and export.",
+    )
+    parser.add_argument("runs", metavar="RUNS", help="folder of a comparison or of a run")
+    parser.add_argument(
+        "--refit",
+        default="all",
+        help="all: train the final model on all rows of each site, without a test split; "
+        "none: take the trained models as they are (default: all)",
+    )
+    parser.add_argument(
+        "--ensemble", action="store_true", help="train one model for each seed and average them"
+    )
+    parser.add_argument("--out", help="folder to write (default: chosen in RUNS)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier choice")
+    add_quiet(parser)
+    add_json(parser)
+    return parser
 
 
 def adapt(arguments: list[str]) -> int:
@@ -154,18 +159,14 @@ def evaluate(arguments: list[str]) -> int:
     from equipoise.report.decision_text import write_sites_csv
     from equipoise.report.evaluation_page import render_evaluation
     from equipoise.utils import io
-    from equipoise.utils.errors import UsageError
 
-    out = Path(values.out) if values.out else None
-    page = output_file(values.report) if values.report else None
-    for file in filter(None, (out, page)):
-        if file.exists() and not values.overwrite:
-            raise UsageError(f"'{file}' exists already: choose another, or give --overwrite")
+    out = _new_file(values.out, values.overwrite)
+    page = _new_file(values.report, values.overwrite)
     if values.min_count < 1:
         raise UsageError(f"--min-count is {values.min_count}: must be at least 1")
     groupings = Grouping.parse(values.by)
     models = load_models(Path(values.model))
-    found = evaluate_rows(
+    evaluation = evaluate_rows(
         models,
         _selection(models, values),
         values.metric,
@@ -175,23 +176,23 @@ def evaluate(arguments: list[str]) -> int:
         horizon=values.horizon,
     )
     if page is not None:
-        io.write_text(page, render_evaluation(found.details))
+        io.write_text(page, render_evaluation(evaluation.details))
     if out is not None:
-        write_sites_csv(found.decision, out)
+        write_sites_csv(evaluation.decision, out)
     if values.json:
         print_json(
-            decision=found.decision,
-            metrics=found.metrics,
-            calibration=found.details.calibration,
-            cross_site=found.details.cross_site,
-            groups=found.details.groups,
-            horizon=found.details.horizon,
-            unlabelled=found.num_unlabelled,
+            decision=evaluation.decision,
+            metrics=evaluation.metrics,
+            calibration=evaluation.details.calibration,
+            cross_site=evaluation.details.cross_site,
+            groups=evaluation.details.groups,
+            horizon=evaluation.details.horizon,
+            unlabelled=evaluation.num_unlabelled,
             scores=str(out) if out else None,
             report=str(page) if page else None,
         )
         return 0
-    _print_evaluation(found, out, page)
+    _print_evaluation(evaluation, out, page)
     return 0
 
 
@@ -226,17 +227,17 @@ def _evaluate_parser() -> Parser:
     return parser
 
 
-def _print_evaluation(found: Evaluation, out: Path | None, page: Path | None) -> None:
+def _print_evaluation(evaluation: Evaluation, out: Path | None, page: Path | None) -> None:
     """Print scores and verdict, and the files that were written."""
     from equipoise.report.decision_text import print_decision
     from equipoise.report.evaluation_page import print_details
     from equipoise.report.terminal import make_console
 
     console = make_console()
-    print_decision(found.decision, console, found.metrics)
-    print_details(found.details, console)
-    if found.num_unlabelled:
-        console.print(f"{found.num_unlabelled} rows have no known target and are not scored.")
+    print_decision(evaluation.decision, console, evaluation.metrics)
+    print_details(evaluation.details, console)
+    if evaluation.num_unlabelled:
+        console.print(f"{evaluation.num_unlabelled} rows have no known target and are not scored.")
     if out is not None:
         console.print(f"scores of all sites: {out}", highlight=False)
     if page is not None:
@@ -252,6 +253,50 @@ def explain(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
+    values = _explain_parser().parse(arguments)
+    from equipoise.data.tabular.config import parse_names
+    from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
+    from equipoise.experiment.site_models import load_models
+    from equipoise.records.run_dir import RunFolder
+    from equipoise.report.explanation_page import print_explanation, render_explanation
+    from equipoise.report.html import write_report
+    from equipoise.report.terminal import make_console
+    from equipoise.utils import io
+
+    page = _new_file(values.report, values.overwrite)
+    options = ExplanationOptions(
+        features=tuple(parse_names(values.features)),
+        n_repeats=values.n_repeats,
+        max_samples=values.max_samples,
+        min_count=values.min_count,
+        metric=values.metric,
+    )
+    path = Path(values.model)
+    written: Path | None
+    if values.rows is None:
+        if values.client is not None or values.client_column:
+            raise UsageError("--client and --client-column are for rows of a file: give ROWS")
+        explanation = explain_run(path, options)
+        run_page = write_report([path], RunFolder(path).report)
+        written = page or run_page
+    else:
+        models = load_models(path)
+        explanation = explain_rows(models, _selection(models, values), options)
+        written = page
+    if page is not None:
+        io.write_text(page, render_explanation(explanation))
+    if values.json:
+        print_json(explanation=explanation, report=str(written) if written else None)
+        return 0
+    console = make_console()
+    print_explanation(explanation, console)
+    if written is not None:
+        console.print(f"report: {written}", highlight=False)
+    return 0
+
+
+def _explain_parser() -> Parser:
+    """Return the options of `explain`."""
     parser = Parser(
         "explain",
         "Say which columns matter: by how much the score falls if a column is permuted "
@@ -286,49 +331,7 @@ def explain(arguments: list[str]) -> int:
     parser.add_argument("--report", help="also write a page of HTML")
     parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
     add_json(parser)
-    values = parser.parse(arguments)
-    from equipoise.data.tabular.config import parse_names
-    from equipoise.experiment.explanation import ExplanationOptions, explain_rows, explain_run
-    from equipoise.experiment.site_models import load_models
-    from equipoise.records.run_dir import RunFolder
-    from equipoise.report.explanation_page import print_explanation, render_explanation
-    from equipoise.report.html import write_report
-    from equipoise.report.terminal import make_console
-    from equipoise.utils import io
-    from equipoise.utils.errors import UsageError
-
-    page = output_file(values.report) if values.report else None
-    if page is not None and page.exists() and not values.overwrite:
-        raise UsageError(f"'{page}' exists already: choose another, or give --overwrite")
-    options = ExplanationOptions(
-        features=tuple(parse_names(values.features)),
-        n_repeats=values.n_repeats,
-        max_samples=values.max_samples,
-        min_count=values.min_count,
-        metric=values.metric,
-    )
-    path = Path(values.model)
-    written: Path | None
-    if values.rows is None:
-        if values.client is not None or values.client_column:
-            raise UsageError("--client and --client-column are for rows of a file: give ROWS")
-        found = explain_run(path, options)
-        run_page = write_report([path], RunFolder(path).report)
-        written = page or run_page
-    else:
-        models = load_models(path)
-        found = explain_rows(models, _selection(models, values), options)
-        written = page
-    if page is not None:
-        io.write_text(page, render_explanation(found))
-    if values.json:
-        print_json(explanation=found, report=str(written) if written else None)
-        return 0
-    console = make_console()
-    print_explanation(found, console)
-    if written is not None:
-        console.print(f"report: {written}", highlight=False)
-    return 0
+    return parser
 
 
 def predict(arguments: list[str]) -> int:
@@ -411,6 +414,20 @@ def export(arguments: list[str]) -> int:
         return 0
     print(f"{file}: {description}predictions agree with the original within {gap:.1g}")
     return 0
+
+
+def _new_file(name: str | None, overwrite: bool) -> Path | None:
+    """Return the file to write, if one is named.
+
+    Raises:
+        UsageError: If it exists and may not be replaced, or cannot be written there.
+    """
+    if not name:
+        return None
+    file = output_file(name)
+    if file.exists() and not overwrite:
+        raise UsageError(f"'{file}' exists already: choose another, or give --overwrite")
+    return file
 
 
 def _add_rows(

@@ -61,24 +61,24 @@ MAIN_TABLE_OPTIONS = (
 
 
 def parse_run_options(
-    parser: Parser, arguments: Sequence[str], early: Values | None = None
+    parser: Parser, arguments: Sequence[str], first_values: Values | None = None
 ) -> tuple[Values, Values]:
     """Add the options of a run of one method to a parser and parse the command line.
 
     Args:
         parser: Parser of the command, with the command's own arguments.
         arguments: Arguments of the command.
-        early: Method, task and options of the config file; read from the arguments if None.
+        first_values: Method, task and options of the config file; read from the arguments if None.
 
     Returns:
         All parsed values by name, and the options of the run that were given.
     """
-    if early is None:
-        early = early_options(arguments)
-    table = options(find_method(early["method"]), find_task(early["task"]))
-    add_options(parser, table, early, arguments)
+    if first_values is None:
+        first_values = early_options(arguments)
+    table = options(find_method(first_values["method"]), find_task(first_values["task"]))
+    add_options(parser, table, first_values, arguments)
     values = vars(parser.parse(arguments))
-    return values, given_options(early, values, table)
+    return values, given_options(first_values, values, table)
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
@@ -120,7 +120,7 @@ def early_options(arguments: Sequence[str], data_task: str = "tables") -> Values
 def add_options(
     parser: Parser,
     table: OptionTable,
-    early: Values,
+    first_values: Values,
     arguments: Sequence[str],
     shown_owners: Sequence[str] = (),
 ) -> None:
@@ -132,7 +132,7 @@ def add_options(
     Args:
         parser: Parser of the command.
         table: Options of the run.
-        early: Method and task, for the titles of the groups.
+        first_values: Method and task, for the titles of the groups.
         arguments: Arguments of the command.
         shown_owners: Owners whose options ``--help`` always shows.
     """
@@ -143,7 +143,7 @@ def add_options(
     named_owners = [
         owner for owner, names in flags.items() if any(t.startswith(names) for t in arguments)
     ]
-    is_tables = early["task"] == TABLES
+    is_tables = first_values["task"] == TABLES
     about_tables: OptionTable = table if is_tables else {}
     if "task" not in named_owners and asks_for_help(arguments):
         about_tables = options(find_method("fedavg"), find_task(TABLES))
@@ -155,7 +155,7 @@ def add_options(
     named_owners += shown_owners
     show_all = "--help-all" in arguments
     groups = {
-        owner: parser.add_argument_group(title.format_map(early))
+        owner: parser.add_argument_group(title.format_map(first_values))
         for owner, title in GROUP_TITLES.items()
     }
     for key, option in table.items():
@@ -181,11 +181,11 @@ def _add_option(group: argparse._ArgumentGroup, name: str, option: Option, help:
     group.add_argument(f"--{name.replace('_', '-')}", **settings)
 
 
-def given_options(early: Values, values: Values, table: OptionTable) -> Values:
+def given_options(first_values: Values, values: Values, table: OptionTable) -> Values:
     """Merge the options of the config file and of the command line.
 
     Args:
-        early: Options of the config file, with method and task.
+        first_values: Options of the config file, with method and task.
         values: Parsed values of the command line; None means not given.
         table: Options of the run.
 
@@ -197,7 +197,7 @@ def given_options(early: Values, values: Values, table: OptionTable) -> Values:
         for name, value in values.items()
         if value is not None and has_option(table, name)
     }
-    given = resolve_names(table, early)
+    given = resolve_names(table, first_values)
     for key, value in resolve_names(table, typed).items():
         is_text = isinstance(value, str)
         given[key] = parse(key, value, table[key].kind, table[key].rule) if is_text else value

@@ -116,7 +116,7 @@ def _plan_rows(values: Namespace) -> list[dict[str, float | None]]:
                 secure=values.secure,
             )
             noise = values.dp_noise or choose_noise(plan, config)
-            spent = plan.spent(replace(config, dp_noise=noise))
+            spent = plan.privacy_spent(replace(config, dp_noise=noise))
             rows.append(
                 {
                     "rounds": plan.rounds,

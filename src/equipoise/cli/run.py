@@ -106,7 +106,7 @@ def resume(arguments: list[str]) -> int:
     output = Output(values.quiet, values.json)
     out = Path(values.folder)
     folder = RunFolder(out)
-    if ComparisonFolder(out).begun() and not folder.has_config():
+    if ComparisonFolder(out).has_begun() and not folder.has_config():
         return _resume_comparison(values.folder, values.log, output, resources)
     settings = ExperimentConfig.from_options(folder.read_config())
 

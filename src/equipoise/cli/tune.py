@@ -46,7 +46,7 @@ def tune(arguments: list[str]) -> int:
         tried_text = "  ".join(f"{name}={value:.4g}" for name, value in tried.items())
         print(f"{method}  trial {number}/{values['trials']}  {score_text}  {tried_text}")
 
-    found: dict[str, dict[str, object]] = {}
+    best_options: dict[str, dict[str, object]] = {}
     for method, given in cells.items():
         out = Path(values["out"]) / method
         try:
@@ -54,10 +54,10 @@ def tune(arguments: list[str]) -> int:
         except (Interrupted, KeyboardInterrupt):
             print("interrupted; go on with the same command", file=sys.stderr)
             return 1
-        found[method] = best
+        best_options[method] = best
         if output.for_people:
             flags = [f"--{name.replace('_', '-')} {value:.4g}" for name, value in best.items()]
             print(f"{method}: best {'  '.join(flags)}")
     if output.json:
-        print_json(folder=values["out"], best=found)
+        print_json(folder=values["out"], best=best_options)
     return 0

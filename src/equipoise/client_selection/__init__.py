@@ -17,13 +17,13 @@ from equipoise.utils.plugins import class_path, load_class
 
 def all_selections() -> dict[str, type[SelectionPolicy]]:
     """Return every policy of this package by name."""
-    found: dict[str, type[SelectionPolicy]] = {}
+    selections: dict[str, type[SelectionPolicy]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for _, item in inspect.getmembers(module, inspect.isclass):
             if issubclass(item, SelectionPolicy) and item.__module__ == module.__name__:
-                found[item.name] = item
-    return dict(sorted(found.items()))
+                selections[item.name] = item
+    return dict(sorted(selections.items()))
 
 
 def find_selection(name: object) -> type[SelectionPolicy]:

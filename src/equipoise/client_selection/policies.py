@@ -41,8 +41,8 @@ class Uniform(SelectionPolicy):
         """Draw a cohort without replacement."""
         if pool.count >= len(pool.ids):
             return pool.ids, state
-        drawn = rng.sample_without_replacement(pool.seed, pool.round, len(pool.ids), pool.count)
-        return pool.ids[torch.from_numpy(drawn)], state
+        rows = rng.sample_without_replacement(pool.seed, pool.round, len(pool.ids), pool.count)
+        return pool.ids[torch.from_numpy(rows)], state
 
 
 @dataclass(frozen=True)

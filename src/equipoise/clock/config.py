@@ -166,36 +166,41 @@ def format_duration(seconds: float) -> str:
 
 
 def end_of_round(
-    now: float, ids: Ints, at: Floats, lost: Bools, wanted: int, within: float = math.inf
+    start: float,
+    ids: Ints,
+    at: Floats,
+    is_lost: Bools,
+    num_wanted: int,
+    time_limit: float = math.inf,
 ) -> tuple[float, Bools]:
     """Compute when a round ends, and whose events happened by then.
 
-    The round ends with the reply that completes ``wanted`` replies, or after ``within`` seconds.
-    If fewer replies can still arrive, it ends with the last event. Of two events at the same time,
-    that of the lower client id comes first.
+    The round ends with the reply that completes ``num_wanted`` replies, or after ``time_limit``
+    seconds. If fewer replies can still arrive, it ends with the last event. Of two events at the
+    same time, that of the lower client id comes first.
 
     Args:
-        now: Time at the start of the round.
+        start: Time at the start of the round.
         ids: Clients in flight ``[K]``.
         at: Time at which each replies or is lost ``[K]``.
-        lost: Which clients are lost ``[K]``.
-        wanted: Number of replies that end the round.
-        within: Seconds after which the round ends in any case.
+        is_lost: Which clients are lost ``[K]``.
+        num_wanted: Number of replies that end the round.
+        time_limit: Seconds after which the round ends in any case.
 
     Returns:
         The time at which the round ends, and whose event happened by then ``[K]``.
     """
-    deadline = now + within
+    deadline = start + time_limit
     order = np.lexsort((ids, at))
-    replies = order[~lost[order]]
-    if len(replies) >= wanted:
-        final = replies[wanted - 1]
+    replies = order[~is_lost[order]]
+    if len(replies) >= num_wanted:
+        final = replies[num_wanted - 1]
         happened = np.zeros(len(ids), bool)
         happened[order[: int(np.flatnonzero(order == final)[0]) + 1]] = True
         end = float(at[final])
     else:
         happened = np.ones(len(ids), bool)
-        end = max(now, float(at.max(initial=now)))
+        end = max(start, float(at.max(initial=start)))
     if end <= deadline:
-        return max(now, end), happened
+        return max(start, end), happened
     return deadline, np.asarray(at <= deadline)

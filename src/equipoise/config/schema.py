@@ -80,7 +80,8 @@ class _Interpolation(Schedule):
         return self.start, self.end
 
     def __str__(self) -> str:
-        return f"{type(self).__name__.lower()}({_text(self.start)}, {_text(self.end)})"
+        ends = f"{_format_number(self.start)}, {_format_number(self.end)}"
+        return f"{type(self).__name__.lower()}({ends})"
 
 
 class Linear(_Interpolation):
@@ -116,7 +117,8 @@ class Steps(Schedule):
 
     def __str__(self) -> str:
         """Return the schedule as it is written in options."""
-        return f"steps({{{', '.join(f'{done}: {_text(value)}' for done, value in self.values)}}})"
+        steps = (f"{done}: {_format_number(value)}" for done, value in self.values)
+        return f"steps({{{', '.join(steps)}}})"
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,17 @@ class Constant(Schedule):
 
     def __str__(self) -> str:
         """Return the schedule as it is written in options."""
-        return f"constant({_text(self.value)})"
+        return f"constant({_format_number(self.value)})"
 
 
 def cosine(start: float, end: float) -> Schedule:
     """Create a half-cosine schedule from `start` in the first round to `end` in the last."""
-    return Cosine(_number(start), _number(end))
+    return Cosine(_check_number(start), _check_number(end))
 
 
 def linear(start: float, end: float) -> Schedule:
     """Create a linear schedule from `start` in the first round to `end` in the last."""
-    return Linear(_number(start), _number(end))
+    return Linear(_check_number(start), _check_number(end))
 
 
 def steps(values: Mapping[int, float]) -> Schedule:
@@ -165,12 +167,12 @@ def steps(values: Mapping[int, float]) -> Schedule:
         raise UsageError(
             "steps takes values by the rounds done before, from 0 on, such as steps({0: 1, 50: 5})"
         )
-    return Steps(tuple((done, _number(values[done])) for done in sorted(values)))
+    return Steps(tuple((done, _check_number(values[done])) for done in sorted(values)))
 
 
 def constant(value: float) -> Schedule:
     """Create a schedule with the same value in all rounds."""
-    return Constant(_number(value))
+    return Constant(_check_number(value))
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -205,13 +207,13 @@ def parse_schedule(text: str) -> Schedule:
         raise UsageError(example) from error
 
 
-def _number(value: float) -> float:
+def _check_number(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"a schedule goes over numbers, and {value!r} is none")
     return float(value)
 
 
-def _text(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
@@ -339,12 +341,12 @@ def option_types(config: type) -> dict[str, OptionType]:
 @functools.cache
 def _kinds(config: type) -> dict[str, OptionType]:
     hints = get_type_hints(config)
-    found = {}
+    kinds = {}
     for item in dataclasses.fields(config):
         hint = hints[item.name]
         over_rounds = get_origin(hint) is Scheduled
-        found[item.name] = OptionType(get_args(hint)[0] if over_rounds else hint, over_rounds)
-    return found
+        kinds[item.name] = OptionType(get_args(hint)[0] if over_rounds else hint, over_rounds)
+    return kinds
 
 
 def describe_expected(kind: OptionType, rule: Constraint) -> str:
@@ -379,7 +381,7 @@ class Options:
     def __post_init__(self) -> None:
         """Convert and validate all options."""
         known = option_types(type(self))
-        found = []
+        problems = []
         for item in dataclasses.fields(self):
             kind = known[item.name]
             rule = constraint_of(item)
@@ -387,11 +389,11 @@ class Options:
             plain = 0 if rule.auto and value == AUTO else value
             plain = _convert(kind, plain)
             if plain is MISSING or not _is_allowed(kind, rule, plain):
-                found.append(invalid_value_message(item.name, value, kind, rule))
+                problems.append(invalid_value_message(item.name, value, kind, rule))
             elif plain is not value:
                 object.__setattr__(self, item.name, plain)
-        if found:
-            raise UsageError("; ".join(found))
+        if problems:
+            raise UsageError("; ".join(problems))
 
     def at(self, round: int, rounds: int) -> Self:
         """Return the config of one round, with schedules replaced by their values."""

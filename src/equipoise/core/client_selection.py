@@ -46,10 +46,10 @@ class Pool:
             rng.uniform(rng.keys(self.seed, self.ids.numpy(), self.round, SELECTION[0]), 1)[:, 0]
         )
 
-    def subset(self, which: Tensor) -> Pool:
+    def subset(self, rows: Tensor) -> Pool:
         """Return the pool of some of these clients, by index or mask."""
         parts = {
-            name: value[which] for name, value in vars(self).items() if isinstance(value, Tensor)
+            name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return Pool(**parts, count=self.count, seed=self.seed, round=self.round)
 

@@ -144,22 +144,22 @@ class ServerMessage:
     per_client: State = field(default_factory=dict)
     sent_rows: Params = field(default_factory=dict)
 
-    def for_clients(self, which: int | slice | Tensor) -> ServerMessage:
+    def for_clients(self, rows: int | slice | Tensor) -> ServerMessage:
         """Return the message to one client, or to some clients.
 
         Args:
-            which: Index into the leading axis `[K]`.
+            rows: Index into the leading axis `[K]`.
         """
         sent_blocks = {
-            block: value if isinstance(value, bool) else value[which]
+            block: value if isinstance(value, bool) else value[rows]
             for block, value in self.sent_blocks.items()
         }
         return replace(
             self,
             sent_blocks=sent_blocks,
-            hparams=None if self.hparams is None else index(self.hparams, which),
-            per_client=index(self.per_client, which),
-            sent_rows=index(self.sent_rows, which),
+            hparams=None if self.hparams is None else index(self.hparams, rows),
+            per_client=index(self.per_client, rows),
+            sent_rows=index(self.sent_rows, rows),
         )
 
     def vmap_axes(self) -> ServerMessage:
@@ -311,36 +311,36 @@ def head_of(blocks: Blocks) -> str:
     return "head" if "head" in blocks or not filled else filled[-1]
 
 
-def matching_blocks(blocks: Blocks, wanted: Iterable[str]) -> tuple[str, ...]:
+def matching_blocks(blocks: Blocks, names: Iterable[str]) -> tuple[str, ...]:
     """Return the blocks with one of these roles or names, in the model's order.
 
     Args:
         blocks: The model's blocks.
-        wanted: Roles (`backbone`, `head`) or names of blocks.
+        names: Roles (`backbone`, `head`) or names of blocks.
     """
-    wanted = set(wanted)
+    names = set(names)
     head = head_of(blocks)
     return tuple(
         block
         for block in blocks
-        if ROLES[block == head] in wanted or (block in wanted and block not in ROLES)
+        if ROLES[block == head] in names or (block in names and block not in ROLES)
     )
 
 
-def require_blocks(blocks: Blocks, wanted: Iterable[str], who: str) -> None:
+def require_blocks(blocks: Blocks, names: Iterable[str], method_name: str) -> None:
     """Check that every wanted name is a role or a block.
 
     Args:
         blocks: The model's blocks.
-        wanted: Roles or names of blocks.
-        who: The method that asks, for the message.
+        names: Roles or names of blocks.
+        method_name: The method that asks, for the message.
 
     Raises:
         UsageError: If a name is unknown.
     """
-    for block in wanted:
+    for block in names:
         if block not in blocks and block not in ROLES:
             raise UsageError(
-                f"{who} names block '{block}', and the model's blocks are "
+                f"{method_name} names block '{block}', and the model's blocks are "
                 f"{', '.join(blocks)}{did_you_mean(block, blocks)}"
             )

@@ -98,7 +98,7 @@ class Method(Options):
     """Group in `equipoise list methods`: a key of `methods/families.py`."""
     capabilities: ClassVar[Capabilities] = Capabilities()
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone", "head")
-    """Blocks that are sent and averaged, by role (see `core/blocks.py`) or by name."""
+    """Blocks that are sent and averaged, by role (see `models/blocks.py`) or by name."""
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {}
     """Valid range of each value that clients upload beside their model, by its name in `metrics`
     or `extra`. Clients that report other values are left out of the round."""
@@ -158,14 +158,14 @@ class Method(Options):
         """Return sentences about surprising but valid options, shown before the run starts."""
         return ()
 
-    def num_rounds(self, asked: int, task: Options) -> int:
+    def num_rounds(self, requested: int, task: Options) -> int:
         """Return the number of rounds of a run.
 
         Args:
-            asked: The rounds that the user asked for.
+            requested: The rounds that the user asked for.
             task: Options of the task.
         """
-        return asked
+        return requested
 
     # ------------------------------------------------------------------ client: ONE client
 
@@ -195,7 +195,7 @@ class Method(Options):
         return client.hparams, client.state
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Return the range of what `configure_training` may choose.
 
@@ -204,7 +204,7 @@ class Method(Options):
 
         Args:
             task: The task of the run.
-            asked: Epochs and rate that the server proposed or configured, `[K]`.
+            proposed: Epochs and rate that the server proposed or configured, `[K]`.
             round: The round that asked, from 1.
             num_rounds: Rounds of the run.
             server_chose: Whether the server proposed them in this round.
@@ -213,10 +213,10 @@ class Method(Options):
             The least and the largest epochs and rates, `[K]` each.
         """
         if "configure_training" not in self.overridden_hooks:
-            return asked, asked
-        most_epochs = torch.full_like(asked.epochs, MAX_INT64)
-        lowest = LocalHParams(torch.zeros_like(asked.epochs), torch.zeros_like(asked.lr))
-        return lowest, LocalHParams(most_epochs, torch.full_like(asked.lr, torch.inf))
+            return proposed, proposed
+        most_epochs = torch.full_like(proposed.epochs, MAX_INT64)
+        lowest = LocalHParams(torch.zeros_like(proposed.epochs), torch.zeros_like(proposed.lr))
+        return lowest, LocalHParams(most_epochs, torch.full_like(proposed.lr, torch.inf))
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Train locally with the chosen epochs and learning rate.
@@ -416,10 +416,11 @@ def merge_sent_blocks(client: Client) -> Params:
     return merged
 
 
-def hparams_like(asked: LocalHParams, epochs: int, lr: float) -> LocalHParams:
-    """Return the same epochs and rate for all clients, in the shape `[K]` of `asked`."""
+def hparams_like(proposed: LocalHParams, epochs: int, lr: float) -> LocalHParams:
+    """Return the same epochs and rate for all clients, in the shape `[K]` of `proposed`."""
     return LocalHParams(
-        torch.full_like(asked.epochs, epochs), torch.full_like(asked.lr, lr, dtype=torch.float64)
+        torch.full_like(proposed.epochs, epochs),
+        torch.full_like(proposed.lr, lr, dtype=torch.float64),
     )
 
 

@@ -326,8 +326,9 @@ def largest_plausible(values: Floats) -> float:
         values: Weights or sizes `[K]` above 0.
     """
     usual = trimmed_max(values)
-    tail_ratio: float = (usual / _lower_median(values)) ** TAIL_EXPONENT
-    return usual * tail_ratio
+    with np.errstate(over="ignore"):  # a median that has nearly vanished bounds nobody
+        tail_ratio = (np.float64(usual) / _lower_median(values)) ** TAIL_EXPONENT
+        return float(usual * tail_ratio)
 
 
 def _lower_median(values: Floats) -> float:

@@ -72,10 +72,10 @@ class DelegatingMethod(Method):
         return self._delegate(client, self.inner.configure_training)
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Delegate to the inner method."""
-        return self.inner.allowed_hparams(task, asked, round, num_rounds, server_chose)
+        return self.inner.allowed_hparams(task, proposed, round, num_rounds, server_chose)
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Delegate to the inner method."""
@@ -147,9 +147,9 @@ class DelegatingMethod(Method):
         """Forward to the inner method."""
         return self.inner.check_updates(message, ids, updates, memory)
 
-    def num_rounds(self, asked: int, task: Options) -> int:
+    def num_rounds(self, requested: int, task: Options) -> int:
         """Return the number of rounds that the inner method plans."""
-        return self.inner.num_rounds(asked, task)
+        return self.inner.num_rounds(requested, task)
 
     def should_stop(self, server: Server) -> str | None:
         """Delegate to the inner method."""

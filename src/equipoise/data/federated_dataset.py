@@ -340,15 +340,17 @@ class Subset(DelegatingData):
         return self.whole.fingerprint()
 
 
-def _check_rows(x: Tensor, y: Tensor, classes: int, where: str) -> None:
+def _check_rows(x: Tensor, y: Tensor, classes: int, location: str) -> None:
     """Refuse inputs or targets that are not finite, and labels out of range."""
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-        raise UsageError(f"row {row} of {where} holds NaN or infinity: clean the data first")
+        raise UsageError(f"row {row} of {location} holds NaN or infinity: clean the data first")
     if y.is_floating_point():
         if not bool(torch.isfinite(y).all()):
-            raise UsageError(f"{where} has targets that are NaN or infinite: clean the data first")
+            raise UsageError(
+                f"{location} has targets that are NaN or infinite: clean the data first"
+            )
     elif len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise UsageError(
-            f"{where} has labels outside 0..{classes - 1}: check the number of classes"
+            f"{location} has labels outside 0..{classes - 1}: check the number of classes"
         )

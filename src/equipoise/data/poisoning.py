@@ -60,8 +60,8 @@ class PoisonedData(DelegatingData):
         """Return a split; only ``train`` is poisoned."""
         if name != "train":
             return super().split(ids, name)
-        whole = self._train
-        return Split(whole.x, whole.y, whole.start[ids], whole.size[ids])
+        train = self._train
+        return Split(train.x, train.y, train.start[ids], train.size[ids])
 
 
 def add_trigger(x: Tensor) -> Tensor:

@@ -84,9 +84,9 @@ def load_dataset(source: DatasetSource, data: str) -> Arrays:
     root = _root_folder(data)
     if root is not None:
         for folder in (root, *(root / name for name in source.folders)):
-            found = source.find(folder) if folder.is_dir() else None
-            if found is not None:
-                return load_cached(source.name, found.files, found.read)
+            files = source.find(folder) if folder.is_dir() else None
+            if files is not None:
+                return load_cached(source.name, files.files, files.read)
     return load_cached(f"{source.name}-hub", [], lambda: _download(source, root))
 
 

@@ -89,8 +89,8 @@ def _sizes_beside_test(sizes: Ints, test: Ints, config: Shares) -> dict[str, Int
         raise UsageError(
             f"client {client} has {sizes[client]} rows: too few for its splits, raise min_rows"
         )
-    found = {"train": train, "val": val, "test": test}
-    return {name: count for name, count in found.items() if name == "train" or count.any()}
+    by_split = {"train": train, "val": val, "test": test}
+    return {name: count for name, count in by_split.items() if name == "train" or count.any()}
 
 
 def split_rows(partition: Partition, config: Shares) -> dict[str, Partition]:

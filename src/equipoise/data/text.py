@@ -201,15 +201,15 @@ def texts_from_tables(tables: ClientTables, config: TextDataConfig) -> ClientTex
     )
 
 
-def _cells(table: Table, column: str, option: str, where: str) -> list[str]:
+def _cells(table: Table, column: str, option: str, location: str) -> list[str]:
     """Return the cells of a column as texts; missing ones are refused."""
     names = ", ".join(map(repr, table.columns))
     suggestion = did_you_mean(column, table.columns)
-    message = f"{where} has no column '{column}'{suggestion}: see {option} (it has {names})"
+    message = f"{location} has no column '{column}'{suggestion}: see {option} (it has {names})"
     require(column in table.columns, message)
     codes, labels = table.columns[column].labels
     rows = list_rows(table.row_numbers[codes < 0].tolist())
-    message = f"{where}: column '{column}' is empty in {rows}: fill it, or remove these rows"
+    message = f"{location}: column '{column}' is empty in {rows}: fill it, or remove these rows"
     require(bool((codes >= 0).all()), message)
     return [labels[code] for code in codes]
 

@@ -30,7 +30,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Steps:
+class UnlabelledRecordings:
     """Recordings without owners and classes.
 
     Attributes:
@@ -64,7 +64,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Recordings(Steps):
+class Recordings(UnlabelledRecordings):
     """Recordings with owners and classes.
 
     Attributes:
@@ -118,7 +118,7 @@ class WindowTransform(Record, frozen=True):
         prepared: Windows = (windows - mean) / np.array(self.scale, np.float32)[:, None]
         return prepared
 
-    def cut_windows(self, steps: Steps) -> tuple[Windows, Ints, Ints]:
+    def cut_windows(self, steps: UnlabelledRecordings) -> tuple[Windows, Ints, Ints]:
         """Cut new recordings into windows.
 
         Returns:
@@ -183,23 +183,23 @@ def read_recordings(path: Path, client: str, target: str) -> Recordings:
     return Recordings(steps.steps, steps.length, owner, y, _names(clients), _names(classes), target)
 
 
-def read_steps(path: Path) -> Steps:
+def read_steps(path: Path) -> UnlabelledRecordings:
     """Read new recordings, without owners and classes."""
     return steps_from_arrays(_load_arrays(path), f"'{path}'")
 
 
-def steps_from_arrays(arrays: Mapping[str, ArrayLike], where: str) -> Steps:
-    """Check and convert the arrays ``x`` and ``length``; `where` is their name in errors."""
+def steps_from_arrays(arrays: Mapping[str, ArrayLike], location: str) -> UnlabelledRecordings:
+    """Check and convert the arrays ``x`` and ``length``; `location` is their name in errors."""
     length = np.asarray(arrays["length"]).astype(np.int64)
     x = np.asarray(arrays["x"]).astype(np.float32)
     require(
         x.ndim == 2 and length.ndim == 1 and int(length.sum()) == len(x),
-        f"{where} must have steps x [n, channels], and lengths that add up to n",
+        f"{location} must have steps x [n, channels], and lengths that add up to n",
     )
     is_finite = np.isfinite(x).all(1)
-    message = f"step {np.argmin(is_finite)} of {where} holds NaN or infinity: clean it"
+    message = f"step {np.argmin(is_finite)} of {location} holds NaN or infinity: clean it"
     require(bool(is_finite.all()), message)
-    return Steps(x, length)
+    return UnlabelledRecordings(x, length)
 
 
 def _load_arrays(path: Path, *more: str) -> dict[str, AnyArray]:
@@ -238,7 +238,7 @@ def federate_recordings(
     rows: dict[str, list[tuple[Windows, Ints]]] = {}
     for client in range(len(recordings.names)):
         for split, members in _split_client(recordings, client, config, rng).items():
-            rows.setdefault(split, []).append(_cut(recordings, members, window))
+            rows.setdefault(split, []).append(_cut_windows(recordings, members, window))
     by_server = config.preprocess_from == "server"
     fitted_rows = rows["server" if by_server else "train"]
     preprocessor, upload_bytes = _fit(fitted_rows, window, config.standardise != "none")
@@ -308,7 +308,7 @@ def _fit(
     return WindowTransform(VERSION, window, mean, scale), upload_bytes
 
 
-def _cut(recordings: Recordings, members: Ints, window: int) -> tuple[Windows, Ints]:
+def _cut_windows(recordings: Recordings, members: Ints, window: int) -> tuple[Windows, Ints]:
     """Cut some recordings into windows with their classes."""
     windows = [recordings.windows(recording, window) for recording in members.tolist()]
     return np.concatenate(windows), np.repeat(recordings.y[members], list(map(len, windows)))

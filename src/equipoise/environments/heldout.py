@@ -96,15 +96,15 @@ def adapt(
     rate = torch.full((count, 1), task.info.training.lr, dtype=task.dtype)
     schedule = BlockSchedule(rate, rate, trainable=trainable)
     noise_dim = dqn_agent.noise_dim_per_step(task.net, hparams, env)
-    taken = 0
+    num_taken = 0
     returns = []
     for number, env_steps in enumerate((0, *eval_steps)):
-        steps = env_steps // hparams.num_envs - taken
+        steps = env_steps // hparams.num_envs - num_taken
         if steps:
             key = rng.keys(seed, stream_ids, number, rng.ACTING[0])
             u = rng.uniform(key, steps * noise_dim).reshape(count, steps, noise_dim)
             params, state = dqn_agent.train(env, task.net, hparams, schedule, ids, params, state, u)
-            taken += steps
+            num_taken += steps
         views = task.net.views(params)
         returns.append(
             vec_env.episode_returns(env, task.net, ids, views, "test", task.config.episodes, seed)

@@ -185,10 +185,10 @@ def write_video(frames: Sequence[Frame], file: Path, fps: float) -> None:
     command = "ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24".split()
     command += ["-s", size, "-r", f"{fps:g}", "-i", "-", "-pix_fmt", "yuv420p", str(file)]
     raw = b"".join(frame.convert("RGB").tobytes() for frame in frames)
-    done = subprocess.run(command, input=raw, capture_output=True, check=False)
-    if done.returncode:
+    result = subprocess.run(command, input=raw, capture_output=True, check=False)
+    if result.returncode:
         raise UsageError(
-            f"ffmpeg could not write '{file}': {done.stderr.decode().strip().splitlines()[-1]}"
+            f"ffmpeg could not write '{file}': {result.stderr.decode().strip().splitlines()[-1]}"
         )
 
 

@@ -224,26 +224,26 @@ def condition_warnings(
     Returns:
         The sentences, each with what to do.
     """
-    found = []
+    warnings = []
     longest = max_tau(eta, gamma, agents)
     if tau > longest:
-        found.append(
+        warnings.append(
             f"tau is {tau}: at eta {eta:.3g} with {agents} agents averaging is sure to help up to "
             f"tau {longest}; choose a shorter period, a smaller eta, or --tau auto"
         )
     if cover is not None and cover.mu_avg == 0.0:
-        found.append(
+        warnings.append(
             "the agents together miss some state-action pairs: the error cannot become small; "
             "choose a behaviour that covers all of them (--epsilon above 0)"
         )
-        return tuple(found)
+        return tuple(warnings)
     least = burn_in(gamma, eta, cover)
     if steps < least:
-        found.append(
+        warnings.append(
             f"the run has {steps} local steps, and at eta {eta:.3g} about {least:.0f} pass before "
             "the first table is forgotten; run longer, or choose a larger eta or --eta auto"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 def fit_slope(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:

@@ -116,14 +116,14 @@ class Federated:
         preprocessor = predictor.preprocessor
         if preprocessor is not None and not isinstance(preprocessor, Preprocessor):
             raise UsageError(f"'{path}' is a run on recordings: only rows of tables are adapted to")
-        found = {
+        models = {
             name: folder.model(name)
             for name in ("federation", "global", "shared")
             if folder.model(name).exists()
         }
-        if not found:
+        if not models:
             raise UsageError(f"'{path}' has no models: the run is not finished")
-        name, file = next(iter(found.items()))
+        name, file = next(iter(models.items()))
         frozen = folder.model("frozen")
         return Federated(
             settings,
@@ -228,7 +228,7 @@ def default_folder(path: Path, name: str) -> Path:
 def refuse_used_folder(out: Path, overwrite: bool) -> None:
     """Raise ``UsageError`` if a folder holds something that must not be replaced."""
     folder = RunFolder(out)
-    if not folder.begun():
+    if not folder.has_begun():
         return
     if not overwrite:
         raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")

@@ -150,7 +150,7 @@ class Folds:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AdaptHParams:
     """One way to adapt: how long, and at which rate."""
 
     lr_factor: float
@@ -159,7 +159,7 @@ class Candidate:
     """Rounds, epochs or trees; 0 for the model that the newcomer received."""
 
 
-Path = Iterator[tuple[Candidate, Params]]
+AdaptationPath = Iterator[tuple[AdaptHParams, Params]]
 """Candidates, each with the stack of models of all training sets."""
 
 
@@ -207,7 +207,9 @@ class Rule:
             words += f", with its own {' and '.join(own_blocks)}"
         return Rule(method, words, "rounds")
 
-    def path(self, task: ExamplesTask, params: Params, training: TrainingConfig, seed: int) -> Path:
+    def path(
+        self, task: ExamplesTask, params: Params, training: TrainingConfig, seed: int
+    ) -> AdaptationPath:
         """Adapt a model on every training set.
 
         Args:
@@ -235,9 +237,9 @@ class Rule:
             for number in range(1, last + 1):
                 state = newcomer_round(executor, number, message, state).client_state
                 if number in FINETUNE_EPOCHS:
-                    yield Candidate(factor, number), _models(state)
+                    yield AdaptHParams(factor, number), _models(state)
 
-    def describe(self, candidate: Candidate, training: TrainingConfig) -> str:
+    def describe(self, candidate: AdaptHParams, training: TrainingConfig) -> str:
         """Say in words what a newcomer did."""
         if candidate.passes == 0:
             return "the global model as it is: cross-validation on these rows preferred no change"
@@ -249,7 +251,9 @@ class Rule:
         return f"{text} at learning rate {training.lr * candidate.lr_factor:.3g}"
 
 
-def alone_path(task: ExamplesTask, training: TrainingConfig, seed: int, num_rounds: int) -> Path:
+def alone_path(
+    task: ExamplesTask, training: TrainingConfig, seed: int, num_rounds: int
+) -> AdaptationPath:
     """Train every training set alone, from the initial model.
 
     Args:
@@ -276,12 +280,12 @@ def alone_path(task: ExamplesTask, training: TrainingConfig, seed: int, num_roun
     for number in range(1, last + 1):
         state = newcomer_round(executor, number, message, state).client_state
         if number in ALONE_ROUNDS or number == last:
-            yield Candidate(1.0, number), _models(state)
+            yield AdaptHParams(1.0, number), _models(state)
 
 
 def _own_tree_path(
     method: Method, task: ExamplesTask, params: Params, training: TrainingConfig, seed: int
-) -> Path:
+) -> AdaptationPath:
     """Grow as many own trees as there may be; the first of them are the shorter candidates."""
     progress = params["progress"].clone()
     progress[STAGE] = interface.OWN_TREES
@@ -295,7 +299,7 @@ def _own_tree_path(
     yield from _tree_prefixes(models, OWN)
 
 
-def _tree_prefixes(models: Params, prefix: str) -> Path:
+def _tree_prefixes(models: Params, prefix: str) -> AdaptationPath:
     """Cut ensembles after some of their trees.
 
     Args:
@@ -312,7 +316,7 @@ def _tree_prefixes(models: Params, prefix: str) -> Path:
         else:
             shorter["progress"] = models["progress"].clone()
             shorter["progress"][:, TREE] = count
-        yield Candidate(1.0, count), shorter
+        yield AdaptHParams(1.0, count), shorter
 
 
 def _executor(
@@ -348,13 +352,13 @@ class CrossFit:
             without that fold.
     """
 
-    candidate: Candidate
+    candidate: AdaptHParams
     params: Params
     outputs: Tensor
 
 
 def cross_fit(
-    task: ExamplesTask, folds: Folds, path: Path, received: Params | None = None
+    task: ExamplesTask, folds: Folds, path: AdaptationPath, received: Params | None = None
 ) -> CrossFit:
     """Choose a candidate by nested cross-validation.
 
@@ -371,7 +375,7 @@ def cross_fit(
     sets = folds.left_out
     outputs: list[Tensor] = []
     inner: list[Tensor] = []
-    candidates: list[Candidate] = []
+    candidates: list[AdaptHParams] = []
     finals: list[Params] = []
     for candidate, stack in _with_received(path, received, len(sets)):
         held_out = torch.zeros(len(y), task.data.classes)
@@ -381,13 +385,13 @@ def cross_fit(
             for tested in lacking:
                 rows = torch.from_numpy(folds.rows(tested))
                 with torch.no_grad():
-                    found = task.logits(model, x[rows]).float().cpu()
+                    logits = task.logits(model, x[rows]).float().cpu()
                 if len(lacking) == 1:
-                    held_out[rows] = found
-                    losses[tested, tested] = _loss(task, found, y[rows])
+                    held_out[rows] = logits
+                    losses[tested, tested] = _loss(task, logits, y[rows])
                 else:
                     other = sum(lacking) - tested
-                    losses[other, tested] = _loss(task, found, y[rows])
+                    losses[other, tested] = _loss(task, logits, y[rows])
         candidates.append(candidate)
         finals.append({name: value.clone() for name, value in pytree.index(stack, 0).items()})
         outputs.append(held_out)
@@ -406,11 +410,11 @@ def cross_fit(
     return CrossFit(candidates[best], finals[best], chosen_outputs)
 
 
-def _with_received(path: Path, received: Params | None, num_sets: int) -> Path:
+def _with_received(path: AdaptationPath, received: Params | None, num_sets: int) -> AdaptationPath:
     """Put the received model before the others."""
     if received is not None:
         stack = {name: value.expand(num_sets, *value.shape) for name, value in received.items()}
-        yield Candidate(1.0, 0), stack
+        yield AdaptHParams(1.0, 0), stack
     yield from path
 
 

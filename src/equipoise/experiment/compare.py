@@ -139,7 +139,7 @@ def compare(
     overwrite: bool = False,
     announce: Announce | None = None,
     resources: ResourceConfig | None = None,
-) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
+) -> tuple[dict[str, list[Summary]], list[tables.SummaryColumn]]:
     """Run every method with every seed.
 
     ``table.md``, ``table.csv`` and ``compare.json`` are written after each run. With the extra
@@ -212,7 +212,7 @@ def _write(
     command: list[str],
     plan: Plan,
     by_method: dict[str, list[Summary]],
-) -> list[tables.Column]:
+) -> list[tables.SummaryColumn]:
     """Write the tables of the finished runs and return their columns."""
     ComparisonFolder(out).write_comparison(Compared(command, by_method))
     finished = {method: summaries for method, summaries in by_method.items() if summaries}

@@ -251,7 +251,7 @@ def _outputs_by_seed(
         if card is None or not run.outputs(split).exists():
             continue
         sites = tuple(run.read_names().values()) or card.clients
-        rows = RowOutputs.from_tensors(run.outputs(split).read_tensors(), sites).renamed(names)
+        rows = RowOutputs.from_tensors(run.outputs(split).read_tensors(), sites).rename(names)
         config = run.read_config()
         if config.get("folds") and card.target.kind == "survival":
             rows = rows.centred_by_site()

@@ -59,7 +59,7 @@ class Grouping:
         Raises:
             UsageError: If an edge is no number, or edges do not ascend.
         """
-        found = []
+        groupings = []
         for part in filter(None, (one.strip() for one in text.split(","))):
             column, *words = part.split(":")
             try:
@@ -70,8 +70,8 @@ class Grouping:
                 ) from error
             if list(edges) != sorted(set(edges)):
                 raise UsageError(f"--by '{part}': the numbers must ascend")
-            found.append(Grouping(column, edges))
-        return found
+            groupings.append(Grouping(column, edges))
+        return groupings
 
     def assign(self, table: Table) -> tuple[Ints, list[str]]:
         """Return the group of each row ``[n]``, and the names of the groups.
@@ -98,10 +98,10 @@ class Grouping:
             if len(np.unique(known_numbers)) > MAX_CATEGORIES:
                 shares = np.linspace(0, 1, NUM_QUANTILE_GROUPS + 1)[1:-1]
                 edges = tuple(dict.fromkeys(np.quantile(known_numbers, shares).tolist()))
-        return _cut(numbers, edges) if edges else _categories(column)
+        return _group_by_edges(numbers, edges) if edges else _categories(column)
 
 
-def _cut(numbers: Floats, edges: tuple[float, ...]) -> tuple[Ints, list[str]]:
+def _group_by_edges(numbers: Floats, edges: tuple[float, ...]) -> tuple[Ints, list[str]]:
     """Group numbers between edges; a number on an edge belongs to the upper group."""
     texts = [f"{edge:g}" for edge in edges]
     names = [
@@ -166,7 +166,7 @@ def group_scores(
     Returns:
         Scores with intervals; without any where rows are too few.
     """
-    found: list[GroupScores] = []
+    group_list: list[GroupScores] = []
     for grouping in groupings:
         group, names = grouping.assign(table)
         counts = np.bincount(group, minlength=len(names))
@@ -175,9 +175,9 @@ def group_scores(
         scores = resample([regrouped], target, metric)
         for number in np.flatnonzero(counts):
             if hidden[number]:
-                found.append(GroupScores(column=grouping.column, group=names[number]))
+                group_list.append(GroupScores(column=grouping.column, group=names[number]))
                 continue
-            found.append(
+            group_list.append(
                 GroupScores(
                     column=grouping.column,
                     group=names[number],
@@ -185,13 +185,13 @@ def group_scores(
                     scores=_known_scores(scores, int(number)),
                 )
             )
-    return found
+    return group_list
 
 
 def _known_scores(scores: ResampledScores, group: int) -> dict[str, Estimate]:
     """Return the scores of all models that have one in a group."""
-    found = {model: scores.at_site(model, group) for model in scores.scores}
-    return {model: one for model, one in found.items() if math.isfinite(one.value)}
+    estimates = {model: scores.at_site(model, group) for model in scores.scores}
+    return {model: one for model, one in estimates.items() if math.isfinite(one.value)}
 
 
 # ------------------------------------------------------------------ calibration

@@ -110,11 +110,11 @@ class FinalScores:
         return {name: count for name, count in counts.items() if count}
 
 
-def _with(scores: Scores, more: Mapping[str, float]) -> Scores:
+def _with(scores: Scores, others: Mapping[str, float]) -> Scores:
     """Add the scores that are missing; no scores stay no scores."""
     if not scores:
         return Scores({})
-    missing = {name: value for name, value in more.items() if name not in scores}
+    missing = {name: value for name, value in others.items() if name not in scores}
     return Scores({**scores, **missing})
 
 
@@ -135,17 +135,17 @@ def final_scores(
     task = simulation.task.with_all_metrics()
     if task is simulation.task:
         return FinalScores()
-    found: dict[str, float] = {}
+    global_metrics: dict[str, float] = {}
     has_test = task.has_split("test")
     with torch.no_grad():
         if simulation.method.has_global(task) and has_test:
             whole = task.evaluate_server(
                 {name: value.unsqueeze(0) for name, value in simulation.params.items()}, "test"
             )
-            found = {name: float(value[0]) for name, value in whole.items()}
+            global_metrics = {name: float(value[0]) for name, value in whole.items()}
         if not simulation.executor.keeps_models:
-            return _reported_scores(found, simulation)
-        final = FinalScores(found)
+            return _reported_scores(global_metrics, simulation)
+        final = FinalScores(global_metrics)
         if has_test:
             final = _client_scores(task, simulation, final)
         has_models = bool(final.personal) or not has_test
@@ -292,16 +292,18 @@ def _score_models(task: Task, batches: ModelBatches, clients: int) -> Params:
     The result is allocated once: small tensors kept between the large ones of each batch would
     fragment the memory.
     """
-    found: Params = {}
+    all_scores: Params = {}
     done = 0
     for ids, models in batches:
         if models:
             scores = task.evaluate_stack(torch.from_numpy(ids), models, "test")
-            found = found or {name: value.new_empty(clients) for name, value in scores.items()}
+            all_scores = all_scores or {
+                name: value.new_empty(clients) for name, value in scores.items()
+            }
             for name, value in scores.items():
-                found[name][done : done + len(ids)] = value
+                all_scores[name][done : done + len(ids)] = value
         done += len(ids)
-    return found
+    return all_scores
 
 
 def _baseline_columns(
@@ -661,9 +663,11 @@ def score_finetuned(simulation: FederatedSimulation) -> Finetuned:
     executor = EXECUTORS[schedule.executor](
         Sweep(), task, first, schedule.seed, schedule.num_rounds
     )
-    held = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
+    client_state = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
     down = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
-    request = CohortRequest(schedule.num_rounds + 1, torch.from_numpy(ids), down, held, splits=())
+    request = CohortRequest(
+        schedule.num_rounds + 1, torch.from_numpy(ids), down, client_state, splits=()
+    )
     reply = executor.run_clients(request).stack
     assert reply is not None
     out = reply.update.metrics

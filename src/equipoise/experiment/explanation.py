@@ -126,14 +126,14 @@ def explain_rows(
     Raises:
         UsageError: If the rows do not fit, have no target, or a column is unknown.
     """
-    found = select_labelled(models, selection)
+    labelled = select_labelled(models, selection)
     samples = []
-    for site in found.sites:
-        own = found.inputs_of(site)
+    for site in labelled.sites:
+        own = labelled.inputs_of(site)
         x = tuple(_array(member.inputs(own, site.client)) for member in models.members)
-        y = found.targets[torch.from_numpy(site.rows)]
+        y = labelled.targets[torch.from_numpy(site.rows)]
         samples.append(SiteSample(site.name, site.client, models.model_of(site.client), x, y))
-    title = f"{len(found.table)} new rows, models of {models.path.name} ({models.card.method})"
+    title = f"{len(labelled.table)} new rows, models of {models.path.name} ({models.card.method})"
     return explain(models, samples, title, options or ExplanationOptions())
 
 
@@ -174,10 +174,10 @@ def explain_run(
         if len(inputs):
             samples.append(SiteSample(models.name_of(client), client, kind, (inputs,), y))
     title = f"Test rows of {models.path.name} ({models.card.method})"
-    found = explain(models, samples, title, options or ExplanationOptions())
+    explanation = explain(models, samples, title, options or ExplanationOptions())
     with io.locked(folder.path):
-        folder.explanation.write(codec.dumps(found, indent=1))
-    return found
+        folder.explanation.write(codec.dumps(explanation, indent=1))
+    return explanation
 
 
 def _array(x: Tensor) -> Floats:
@@ -214,12 +214,12 @@ def explain(
             )
     objective = objective_of(models.target)
     metric = objective.with_primary_metric(options.metric or models.metric)[0]
-    drawn = [draw_sample(one, number, options) for number, one in enumerate(samples)]
-    counts = np.array([len(one.y) for one in drawn])
+    sampled = [draw_sample(one, number, options) for number, one in enumerate(samples)]
+    counts = np.array([len(one.y) for one in sampled])
     hidden = hidden_groups(counts, options.min_count)
-    scores = np.full(len(drawn), np.nan)
-    drops = np.zeros((len(drawn), len(columns), options.n_repeats))
-    for number, one in enumerate(drawn):
+    scores = np.full(len(sampled), np.nan)
+    drops = np.zeros((len(sampled), len(columns), options.n_repeats))
+    for number, one in enumerate(sampled):
         orders = _permutations(len(one.y), number, options)
         scores[number], drops[number] = score_drops(models, one, columns, objective, metric, orders)
     known = np.isfinite(scores)
@@ -233,7 +233,7 @@ def explain(
     importances = _importances(columns, overall)
     ranked = sorted(importances, key=lambda one: -one.importances_mean)
     wanted = options.features or tuple(one.column for one in ranked[: options.n_features])
-    dependence = [_partial_dependence(models, drawn, hidden, name, options) for name in wanted]
+    dependence = [_partial_dependence(models, sampled, hidden, name, options) for name in wanted]
     return Explanation(
         title=title,
         metric=metric,
@@ -246,9 +246,9 @@ def explain(
         partial_dependence=[one for one in dependence if one.grid_values],
         sites=[
             _site_explanation(one, bool(hidden[k]), scores[k], _importances(columns, drops[k]))
-            for k, one in enumerate(drawn)
+            for k, one in enumerate(sampled)
         ],
-        notes=_notes(drawn, samples, scores, hidden, metric, options)
+        notes=_notes(sampled, samples, scores, hidden, metric, options)
         + [
             f"Partial dependence of '{one.column}' is not shown: no value of it has "
             f"{options.min_count} rows."
@@ -379,8 +379,8 @@ def _scores(
     outputs = _outputs(models, sample, inputs)
     stack = outputs.reshape(-1, len(sample.y), outputs.shape[1])
     y = sample.y.expand(len(stack), *sample.y.shape)
-    found: Floats = objective.score(stack, y, None, (metric,))[metric].double().numpy()
-    return found
+    values: Floats = objective.score(stack, y, None, (metric,))[metric].double().numpy()
+    return values
 
 
 def _outputs(models: SiteModels, sample: SiteSample, inputs: Sequence[Floats]) -> Tensor:
@@ -489,8 +489,8 @@ def prediction_sums(models: SiteModels, sample: SiteSample, column: str, grid: F
         features = preprocessor.encode_values(column, grid, owner)
         stack[:, :, preprocessor.feature_places(column)] = features[:, None, :]
         inputs.append(stack.reshape(-1, x.shape[1]))
-    found = response(models.target, _outputs(models, sample, inputs))
-    sums: Floats = found.reshape(len(grid), len(sample.y), found.shape[1]).sum(1).T
+    responses = response(models.target, _outputs(models, sample, inputs))
+    sums: Floats = responses.reshape(len(grid), len(sample.y), responses.shape[1]).sum(1).T
     return sums
 
 

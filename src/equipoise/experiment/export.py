@@ -97,9 +97,9 @@ def export(
     def write(file: Path) -> None:
         """Write to a temporary file, which is renamed only after its predictions were compared."""
         with torch.no_grad():
-            found = fill(Exported(copy.deepcopy(module), params, x, facts, card), file)
-        gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-        if gap > MAX_RELATIVE_GAP or not torch.equal(found.argmax(1), expected.argmax(1)):
+            outputs = fill(Exported(copy.deepcopy(module), params, x, facts, card), file)
+        gap = float((outputs - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+        if gap > MAX_RELATIVE_GAP or not torch.equal(outputs.argmax(1), expected.argmax(1)):
             raise UsageError(
                 f"the {form} model predicts otherwise than the original (by {gap:.2g}): not written"
             )

@@ -128,7 +128,7 @@ class Card(Record, frozen=True):
         name = self.clients[client] if self.clients else ""
         return name if re.fullmatch(r"\w[\w.-]*", name) else str(client)
 
-    def whose(self, client: int | None) -> str:
+    def describe_owner(self, client: int | None) -> str:
         """Return whose model it is, in words."""
         if client is None:
             return f"the personal model of {self.owner}" if self.owner else "the global model"
@@ -144,14 +144,14 @@ class Card(Record, frozen=True):
             output = f"one of {len(target.classes)} classes"
         if target.name:
             output += f" of {target.name}"
-        model = f"{self.whose(client)} by {self.method} on {self.task}"
+        model = f"{self.describe_owner(client)} by {self.method} on {self.task}"
         return f"{model}, which predicts {output} from {inputs}"
 
     def facts(self, client: int | None) -> dict[str, str]:
         """Return metadata for other formats, which store only texts."""
         outputs = self.target.classes or (self.target.name,)
         return {
-            "is": self.whose(client),
+            "is": self.describe_owner(client),
             "equipoise": self.version,
             "method": self.method,
             "task": self.task,

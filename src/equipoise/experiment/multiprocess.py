@@ -300,20 +300,20 @@ def fork_workers(count: int, work: Callable[[ProcessGroup], None]) -> Iterator[P
 def _child(
     rank: int,
     ends: list[Channels],
-    watched: Connection,
+    connection: Connection,
     alive: Connection,
     work: Callable[[ProcessGroup], None],
 ) -> None:
     """Run a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader handles Ctrl-C
     alive.close()  # otherwise the end of the leader would go unnoticed
-    threading.Thread(target=_end_with_leader, args=(watched,), daemon=True).start()
+    threading.Thread(target=_end_with_leader, args=(connection,), daemon=True).start()
     with contextlib.suppress(WorkerLost):  # the leader reports it
         work(ForkedGroup(rank, ends))
 
 
-def _end_with_leader(watched: Connection) -> None:
+def _end_with_leader(connection: Connection) -> None:
     """Exit as soon as the leader closes its end of the pipe."""
     with contextlib.suppress(EOFError, OSError):
-        watched.recv()
+        connection.recv()
     os._exit(1)

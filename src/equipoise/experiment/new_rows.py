@@ -118,57 +118,68 @@ def evaluate_rows(
         UsageError: If rows do not fit, have no target, or belong to no known site.
     """
     labelled = select_labelled(models, selection, tuple(grouping.column for grouping in by))
-    known = labelled.table
+    table = labelled.table
     sites = labelled.sites
-    dropped = labelled.dropped
     target = models.target
-    objective = objective_of(target)
-    names = objective.with_primary_metric(metric or models.metric)
+    metric = objective_of(target).with_primary_metric(metric or models.metric)[0]
     for grouping in by:
-        grouping.assign(known)
+        grouping.assign(table)
     outputs = _all_outputs(models, labelled)
     site_models = {site.name: models.model_of(site.client) for site in sites}
     if models.card.method == LOCAL:  # its personal models are each site's own
-        outputs = outputs.renamed({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
+        outputs = outputs.rename({CONSTANT: CONSTANT, PERSONAL: LOCAL, USED: USED})
         site_models = dict.fromkeys(site_models, LOCAL)
-    evidence = _evidence(models, outputs, names[0], site_models)
-    scores = resample(evidence.test, target, names[0])
+    evidence = _evidence(models, outputs, metric, site_models)
+    scores = resample(evidence.test, target, metric)
     decision = judge(evidence, scores, _used_entry(models, evidence))
-    strangers = [site.name for site in sites if site.client is None]
-    notes = list(decision.notes)
-    if labelled.client_column and strangers:
-        notes.insert(
-            0,
-            f"{len(strangers)} of {len(sites)} sites took no part in training and have the global "
-            f"model alone: {', '.join(strangers[:MAX_LISTED_NAMES])}.",
-        )
-    metrics = {
-        name: {
-            entry.model if entry.key != USED else USED: _weighted_mean(
-                outputs, objective, entry.key, name
-            )
-            for entry in evidence.entries
-        }
-        for name in (names[0], *(one for one in objective.metric_names if one != names[0]))
-    }
-    decision = replace(decision, notes=notes)
+    decision = replace(decision, notes=[*_newcomers_note(labelled), *decision.notes])
     kinds = [entry.key for entry in evidence.entries if entry.model != CONSTANT]
     details = EvaluationDetails(
-        title=f"{len(known)} new rows, models of {models.path.name} ({models.card.method})",
+        title=f"{len(table)} new rows, models of {models.path.name} ({models.card.method})",
         decision=decision,
         calibration=calibration_curves(evidence.test[0], target, kinds),
-        groups=group_scores(evidence.test[0], target, names[0], known, by, min_count),
+        groups=group_scores(evidence.test[0], target, metric, table, by, min_count),
         min_count=min_count,
     )
     if cross_site:
-        matrix = _cross_site(models, known, sites, dropped, outputs, names[0], min_count)
+        matrix = _cross_site(models, table, sites, labelled.dropped, outputs, metric, min_count)
         details = replace(details, cross_site=matrix)
     if horizon is not None:
         probabilities = _probabilities(models, outputs, sites, horizon)
         times = outputs.y.double().numpy()
         scored, curves = horizon_scores(times, probabilities, horizon)
         details = replace(details, horizon=scored, calibration=curves)
-    return Evaluation(decision, metrics, labelled.num_unlabelled, details)
+    means = _metrics_by_model(outputs, evidence, metric)
+    return Evaluation(decision, means, labelled.num_unlabelled, details)
+
+
+def _newcomers_note(labelled: LabelledRows) -> list[str]:
+    """Name the sites among many that training did not have, if there are any."""
+    sites = labelled.sites
+    newcomers = [site.name for site in sites if site.client is None]
+    if not labelled.client_column or not newcomers:
+        return []
+    return [
+        f"{len(newcomers)} of {len(sites)} sites took no part in training and have the global "
+        f"model alone: {', '.join(newcomers[:MAX_LISTED_NAMES])}."
+    ]
+
+
+def _metrics_by_model(
+    outputs: RowOutputs, evidence: Evidence, main_metric: str
+) -> dict[str, dict[str, float]]:
+    """Return the means of all metrics over rows by metric, the main one first, and model."""
+    objective = objective_of(evidence.target)
+    others = [name for name in objective.metric_names if name != main_metric]
+    return {
+        name: {
+            USED if entry.key == USED else entry.model: _weighted_mean(
+                outputs, objective, entry.key, name
+            )
+            for entry in evidence.entries
+        }
+        for name in (main_metric, *others)
+    }
 
 
 def _probabilities(
@@ -179,7 +190,7 @@ def _probabilities(
     Risks of several members are averaged before, as for other scores.
     """
     first = models.members[0]
-    found: dict[str, NDArray[np.float64]] = {}
+    probabilities: dict[str, NDArray[np.float64]] = {}
     for kind in outputs.outputs:
         if kind == USED:
             continue
@@ -189,8 +200,8 @@ def _probabilities(
             if source in first.models_of(site.client):
                 risks = outputs.outputs[kind][torch.from_numpy(site.rows)]
                 values[site.rows] = first.probability(source, site.client, risks, horizon)
-        found[kind] = values
-    return found
+        probabilities[kind] = values
+    return probabilities
 
 
 def _cross_site(
@@ -284,15 +295,15 @@ def _evidence(
         for kind in outputs.outputs
         if kind != USED and torch.equal(outputs.outputs[kind], outputs.outputs[USED])
     ]
-    kept = dict(outputs.outputs)
+    candidates = dict(outputs.outputs)
     if same:
-        del kept[USED]
+        del candidates[USED]
     else:
         entries.append(Entry(USED, method, USED))
     return Evidence(
         target=models.target,
         metric=metric,
-        test=[replace(outputs, outputs=kept)],
+        test=[replace(outputs, outputs=candidates)],
         val=[],
         entries=entries,
         train_rows={},
@@ -308,9 +319,9 @@ def _used_entry(models: SiteModels, evidence: Evidence) -> Entry:
         return mixture
     wanted = PERSONAL if models.choice is None else models.choice.model
     for kind in (wanted, GLOBAL, LOCAL):
-        found = next((entry for entry in evidence.entries if entry.key == kind), None)
-        if found is not None:
-            return found
+        entry_of_kind = next((entry for entry in evidence.entries if entry.key == kind), None)
+        if entry_of_kind is not None:
+            return entry_of_kind
     raise UsageError(f"'{models.path}' has no model for these rows")
 
 
@@ -425,9 +436,9 @@ def predict_file(
         refuse_remote_model(RunFolder(models.path), number)
     predictor = models.members[0].predictor
     if isinstance(predictor.preprocessor, WindowTransform):
-        found = predict_recordings(Predictor.of(RunFolder(models.path), number), rows)
-        _write_csv(out, found)
-        return [f"{out}: {len(next(iter(found.values())))} predictions"]
+        columns = predict_recordings(Predictor.of(RunFolder(models.path), number), rows)
+        _write_csv(out, columns)
+        return [f"{out}: {len(next(iter(columns.values())))} predictions"]
     if predictor.preprocessor is None and predictor.texts is None:
         raise UsageError(
             f"'{models.path}' is no run on tables: "

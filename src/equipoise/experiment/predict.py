@@ -72,11 +72,11 @@ class Predictor:
         if isinstance(preprocessor, Preprocessor):
             ignored = config.get("ignore_columns", "")
             names = {column.name for column in (*preprocessor.encoders, *preprocessor.dropped)}
-            said = (
+            named_columns = (
                 *(config.get(name, "") for name in ("client_column", "split_column")),
                 *parse_names(ignored),
             )
-            known = frozenset({*names, *preprocessor.target_spec.columns, *said})
+            known = frozenset({*names, *preprocessor.target_spec.columns, *named_columns})
         return Predictor(module, card, preprocessor, None, known, texts)
 
     @staticmethod
@@ -201,13 +201,13 @@ def predict_recordings(predictor: Predictor, rows: Path) -> dict[str, NDArray[An
     Returns:
         One row per window, with its recording and first step, both from 0 on.
     """
-    how = predictor.preprocessor
-    assert isinstance(how, WindowTransform)
-    windows, recording, start = how.cut_windows(read_steps(rows))
+    transform = predictor.preprocessor
+    assert isinstance(transform, WindowTransform)
+    windows, recording, start = transform.cut_windows(read_steps(rows))
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 
-def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
+def _windows(transform: WindowTransform, rows: object) -> NDArray[np.float32]:
     """Return raw windows as given, or cut ``{"x": steps, "length": steps per recording}``."""
     if not isinstance(rows, Mapping):
         return np.asarray(rows, np.float32)
@@ -216,7 +216,7 @@ def _windows(how: WindowTransform, rows: object) -> NDArray[np.float32]:
             "recordings are given as x, the steps one after the other, "
             "and length, the steps of each"
         )
-    return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
+    return transform.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
 def parse_preprocessor(text: str, source: str) -> Preprocessor | WindowTransform:

@@ -221,8 +221,8 @@ def _score_lines(
     if has_global and summary.global_:
         scores["global"] = summary.global_
     rows = []
-    for model, found in scores.items():
-        for metric, value in found.items():
+    for model, model_scores in scores.items():
+        for metric, value in model_scores.items():
             if value is not None:
                 rows.append(f"| {model} | {metric} | {format_score(metric, value)} |")
     note = "Means over clients; this run has no intervals."

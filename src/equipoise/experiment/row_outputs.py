@@ -61,7 +61,7 @@ class RowOutputs:
     y: Tensor
     outputs: Mapping[str, Tensor]
 
-    def renamed(self, names: Mapping[str, str]) -> RowOutputs:
+    def rename(self, names: Mapping[str, str]) -> RowOutputs:
         """Return the outputs of some models under other names.
 
         Args:
@@ -310,19 +310,19 @@ def _site_scores(
     samples: Ints,
 ) -> dict[str, Floats]:
     """Return the scores ``[samples]`` of all models at one site, means over repeats."""
-    found: dict[str, list[Floats]] = {}
+    columns: dict[str, list[Floats]] = {}
     for one in repeats:
         own = np.flatnonzero(one.site == site)
         place = np.full(len(rows), -1)
         place[np.searchsorted(rows, one.row[own])] = own
-        drawn = place[samples]
+        sampled_places = place[samples]
         for name, outputs in one.outputs.items():
             values = np.full(len(samples), np.nan)
             if len(own) and bool(torch.isfinite(outputs[own]).all()):
-                values = _sample_scores(objective, metric, outputs, one.y, drawn)
-            found.setdefault(name, []).append(values)
+                values = _sample_scores(objective, metric, outputs, one.y, sampled_places)
+            columns.setdefault(name, []).append(values)
     means: dict[str, Floats] = {}
-    for name, parts in found.items():
+    for name, parts in columns.items():
         stacked = np.stack(parts)
         known = np.isfinite(stacked)
         count = known.sum(0)
@@ -332,7 +332,7 @@ def _site_scores(
 
 
 def _sample_scores(
-    objective: Objective, metric: str, outputs: Tensor, y: Tensor, drawn: Ints
+    objective: Objective, metric: str, outputs: Tensor, y: Tensor, draws: Ints
 ) -> Floats:
     """Score one model on samples of rows.
 
@@ -341,15 +341,15 @@ def _sample_scores(
         metric: The score.
         outputs: Outputs ``[n, outputs]``.
         y: Targets of all rows.
-        drawn: Rows of each sample ``[R, m]``; -1 for none.
+        draws: Rows of each sample ``[R, m]``; -1 for none.
 
     Returns:
         Scores ``[R]``; NaN of samples without rows.
     """
-    at_once = max(1, MAX_OUTPUTS_AT_ONCE // (drawn.shape[1] * outputs.shape[1]))
+    at_once = max(1, MAX_OUTPUTS_AT_ONCE // (draws.shape[1] * outputs.shape[1]))
     parts = []
-    for start in range(0, len(drawn), at_once):
-        rows = torch.from_numpy(drawn[start : start + at_once])
+    for start in range(0, len(draws), at_once):
+        rows = torch.from_numpy(draws[start : start + at_once])
         is_real = rows >= 0
         count = is_real.sum(1)
         weight = None if bool(is_real.all()) else is_real / count.clamp(min=1)[:, None]
@@ -366,8 +366,8 @@ def site_scores(rows: RowOutputs, objective: Objective, model: str, metric: str)
     for site in range(len(rows.sites)):
         own = torch.from_numpy(rows.site == site)
         if bool(own.any()) and bool(torch.isfinite(outputs[own]).all()):
-            found = objective.score(outputs[own][None], rows.y[own][None], None, (metric,))
-            scores[site] = float(found[metric][0])
+            values = objective.score(outputs[own][None], rows.y[own][None], None, (metric,))
+            scores[site] = float(values[metric][0])
     return scores
 
 
@@ -460,6 +460,6 @@ def mean_losses(
     if not len(unit):
         return {}
     counts = np.bincount(unit)
-    found = [np.bincount(unit, weights=losses[is_known]) / counts for losses in table]
+    means = [np.bincount(unit, weights=losses[is_known]) / counts for losses in table]
     names = [model for model, has in zip(known, has_any, strict=True) if has]
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, means, strict=True))

@@ -58,7 +58,7 @@ from equipoise.settings.resources import ResourceConfig
 from equipoise.simulation.attacks import hostile_clients, with_attack
 from equipoise.simulation.attacks import parse_attack as parse_attack
 from equipoise.simulation.client_store import MemoryBudget
-from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, place
+from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, to_device
 from equipoise.simulation.ipc import ProcessGroup
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -283,7 +283,7 @@ def build_task(settings: ExperimentConfig) -> ExperimentTask:
         if attack in DATA_ATTACKS:
             hostile = hostile_clients(run.seed, task.info.num_clients, share)
             task = poison(task, attack, hostile.numpy())
-    task = place(task, run.device)
+    task = to_device(task, run.device)
     devices = DevicePopulation(settings.timing.device_classes, run.seed)
     task.info = replace(task.info, devices=devices)
     if task.preparation.upload_bytes:

@@ -32,7 +32,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interruptible(where: object) -> Iterator[Callable[[], bool]]:
+def interruptible(folder: object) -> Iterator[Callable[[], bool]]:
     """Handle SIGINT and SIGTERM gracefully within the context.
 
     The first signal requests a stop after the current round, so that this round is saved too. If
@@ -40,7 +40,7 @@ def interruptible(where: object) -> Iterator[Callable[[], bool]]:
     and the run goes on from its last checkpoint.
 
     Args:
-        where: Folder of the run, for the message.
+        folder: Folder of the run, for the message.
 
     Yields:
         A function that returns whether a stop was requested. If so, the caller saves and stops.
@@ -57,7 +57,7 @@ def interruptible(where: object) -> Iterator[Callable[[], bool]]:
         interrupt.start_countdown()
         timer.start()
         with contextlib.suppress(OSError):  # standard error may be closed
-            os.write(2, f"\nstopping; all saved rounds are in {where}\n".encode())
+            os.write(2, f"\nstopping; all saved rounds are in {folder}\n".encode())
 
     def stop_requested() -> bool:
         if requested:

@@ -39,18 +39,18 @@ from equipoise.utils import serialization
 from equipoise.utils.record import to_json
 
 
-def baseline_tensors(client: int, constant: Tensor, alone: Params) -> Params:
+def baseline_tensors(client: int, constant: Tensor, params: Params) -> Params:
     """Return the content of ``baselines.safetensors`` of one site.
 
     Args:
         client: Number of the site among the clients of the card.
         constant: Outputs ``[outputs]`` of the best constant.
-        alone: Model that was trained alone; empty without one.
+        params: Model that was trained alone; empty without one.
     """
     return {
         "client_ids": torch.tensor([client]),
         CONSTANT: constant[None],
-        **{f"{LOCAL}.{name}": value[None] for name, value in alone.items()},
+        **{f"{LOCAL}.{name}": value[None] for name, value in params.items()},
     }
 
 

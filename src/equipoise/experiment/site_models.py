@@ -83,10 +83,10 @@ class RunModels:
             place[PERSONAL] = {owner: 0}
             global_ = _tensors(folder.model("federation"))
         if personal := _tensors(folder.model("personal")):
-            place[PERSONAL] = _places(personal.pop("client_ids"))
+            place[PERSONAL] = _row_by_client(personal.pop("client_ids"))
             stacks[PERSONAL] = personal
         if tensors := _tensors(folder.baselines):
-            place[CONSTANT] = _places(tensors.pop("client_ids"))
+            place[CONSTANT] = _row_by_client(tensors.pop("client_ids"))
             constants = tensors.pop(CONSTANT)
             if tensors:
                 prefix = f"{LOCAL}."
@@ -112,9 +112,9 @@ class RunModels:
 
     def models_of(self, client: int | None) -> list[str]:
         """List the kinds of models for a client; a stranger (None) has the global one alone."""
-        found = [GLOBAL] if self.global_ else []
-        found += [name for name, places in self.place.items() if client in places]
-        return [name for name in MODELS if name in found]
+        kinds = [GLOBAL] if self.global_ else []
+        kinds += [name for name, places in self.place.items() if client in places]
+        return [name for name in MODELS if name in kinds]
 
     def inputs(self, rows: object, client: int | None) -> Tensor:
         """Convert raw rows of a client to inputs of the network."""
@@ -182,7 +182,7 @@ def _tensors(file: CheckedFile) -> Params:
     return file.read_tensors() if file.exists() else {}
 
 
-def _places(ids: Tensor) -> dict[int, int]:
+def _row_by_client(ids: Tensor) -> dict[int, int]:
     return {int(client): place for place, client in enumerate(ids)}
 
 
@@ -347,7 +347,7 @@ def find_models(path: Path) -> Path:
     Raises:
         UsageError: If the folder is a comparison without a choice; the text says what to do.
     """
-    if (path / CHOICE_FILE).is_file() or not ComparisonFolder(path).begun():
+    if (path / CHOICE_FILE).is_file() or not ComparisonFolder(path).has_begun():
         return path
     chosen = path / CHOICE_FOLDER
     if (chosen / CHOICE_FILE).is_file():
@@ -367,17 +367,17 @@ def read_choice(path: Path) -> Choice:
     return codec.loads(Choice, file.read_text(), file)
 
 
-def find_site(models: SiteModels, wanted: str) -> int:
+def find_site(models: SiteModels, name: str) -> int:
     """Find a site by name or number.
 
     Raises:
         UsageError: If training had no such site.
     """
     names = models.card.clients
-    if wanted in names:
-        return names.index(wanted)
+    if name in names:
+        return names.index(name)
     members = [""] if models.choice is None else models.choice.members
-    return RunFolder(models.path / members[0]).find_client(wanted)
+    return RunFolder(models.path / members[0]).find_client(name)
 
 
 def model_to_export(path: Path, client: str | None) -> tuple[RunFolder, int | None, bool]:

@@ -125,9 +125,9 @@ class _Journal:
         self.path = path
         self.copy = path.with_name(JOURNAL_COPY)
         text = path.read_bytes() if path.exists() else b""
-        whole = text[: text.rfind(b"\n") + 1]  # ignore a last line that a crash cut
-        if whole != text or not path.exists():
-            io.write_bytes(path, whole)
+        whole_lines = text[: text.rfind(b"\n") + 1]  # ignore a last line that a crash cut
+        if whole_lines != text or not path.exists():
+            io.write_bytes(path, whole_lines)
         io.write_text(self.copy, "".join(_journal_line(log) for log in self.read_logs(0)))
 
     def read_logs(self, log_number_from: int) -> list[dict[str, object]]:
@@ -225,7 +225,7 @@ def _score(
         if is_first:
             raise
         return None
-    evaluated = [record for record in RunFolder(folder).stream() if record.evaluated]
+    evaluated = [record for record in RunFolder(folder).stream() if record.has_client_scores]
     metric = evaluated[-1].trained.metric or ""
     scores = [validation_score(record, metric, higher_is_better(metric)) for record in evaluated]
     last = [score for score in scores[-NUM_SCORED_EVALUATIONS:] if score is not None]

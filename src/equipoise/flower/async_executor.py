@@ -27,8 +27,8 @@ class AsyncWire(Wire, Protocol):
     def post(self, messages: dict[int, bytes], limit: float) -> None:
         """Send messages; replies are valid for ``limit`` seconds."""
 
-    def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
-        """Return replies by client when there are ``wanted``, or after ``limit`` seconds."""
+    def gather(self, num_wanted: int, limit: float) -> dict[int, bytes | str]:
+        """Return replies by client when there are ``num_wanted``, or after ``limit`` seconds."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ class AsyncRemoteExecutor(RemoteExecutor):
         replies.absent = absent
         return replies
 
-    def _as_delta(self, reply: ClientResult, asked: InFlightRequest, round: int) -> ClientResult:
+    def _as_delta(self, reply: ClientResult, request: InFlightRequest, round: int) -> ClientResult:
         """Convert the reply to an older request to a change of the parameters that it was sent."""
-        return reply if asked.round == round else as_deltas(reply, asked.sent)
+        return reply if request.round == round else as_deltas(reply, request.sent)
 
 
 def _batch(round: int, replies: dict[int, ClientResult]) -> InFlightBatch:

@@ -97,9 +97,9 @@ def register_node(key: Path, client: int, file: Path, address: str, ca: Path | N
             f"client {client} has a node in '{file}' already: take it out there to replace it"
         )
     with tempfile.TemporaryDirectory() as home:
-        done = FlowerCli(home, address, ca).run_json(
+        result = FlowerCli(home, address, ca).run_json(
             "did not register the key", "supernode", "register", str(key.resolve())
         )
-    node = int(done["node-id"])
+    node = int(result["node-id"])
     io.write_text(file, json.dumps({**bound, node: client}, indent=1) + "\n")
     return node

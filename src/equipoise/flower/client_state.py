@@ -47,18 +47,18 @@ class ClientStateStore:
         except UsageError:
             return None
 
-    def save(self, round: int, held: State, taken: int) -> None:
+    def save(self, round: int, state: State, accepted_round: int) -> None:
         """Write the state after a round; keep the last accepted one, and delete all others.
 
         Args:
             round: The new round.
-            held: State after it.
-            taken: Round that the server accepted last.
+            state: State after it.
+            accepted_round: Round that the server accepted last.
         """
         io.make_folder(self.path, private=True)
-        serialization.save(self._file(round), held, {"round": round})
+        serialization.save(self._file(round), state, {"round": round})
         for old in self.path.glob("round-*.safetensors"):
-            if old not in (self._file(round), self._file(taken)):
+            if old not in (self._file(round), self._file(accepted_round)):
                 io.remove(old)
 
     @property

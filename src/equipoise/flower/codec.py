@@ -101,38 +101,40 @@ def decode_reply(
     return tree, metadata
 
 
-def check_like(tree: object, like: State | Tensor, where: str = "reply") -> None:
+def check_like(tree: object, like: State | Tensor, location: str = "reply") -> None:
     """Check that a tree has the names, shapes and types of another.
 
     Args:
         tree: The tree to check.
         like: The expected tree.
-        where: Name of the tree, for error messages.
+        location: Name of the tree, for error messages.
 
     Raises:
         InvalidMessage: If it differs.
     """
     if isinstance(like, dict):
         if not isinstance(tree, dict):
-            raise InvalidMessage(f"{where} is a tensor, a group of {len(like)} was expected")
+            raise InvalidMessage(f"{location} is a tensor, a group of {len(like)} was expected")
         missing = sorted(like.keys() - tree.keys())
         unknown = sorted(tree.keys() - like.keys())
         if missing:
-            raise InvalidMessage(f"{where} lacks '{missing[0]}'"[:200])
+            raise InvalidMessage(f"{location} lacks '{missing[0]}'"[:200])
         if unknown:
-            raise InvalidMessage(f"{where} has an unknown '{unknown[0]}'"[:200])
+            raise InvalidMessage(f"{location} has an unknown '{unknown[0]}'"[:200])
         for name, value in like.items():
-            check_like(tree[name], value, f"{where}/{name}")
+            check_like(tree[name], value, f"{location}/{name}")
         return
     if not isinstance(tree, Tensor):
-        raise InvalidMessage(f"{where} is a group, a tensor was expected")
+        raise InvalidMessage(f"{location} is a group, a tensor was expected")
     if tree.shape != like.shape:
-        raise InvalidMessage(f"{where} has shape {tuple(tree.shape)}, expected {tuple(like.shape)}")
+        raise InvalidMessage(
+            f"{location} has shape {tuple(tree.shape)}, expected {tuple(like.shape)}"
+        )
     if tree.dtype != like.dtype:
-        raise InvalidMessage(f"{where} has type {tree.dtype}, expected {like.dtype}")
+        raise InvalidMessage(f"{location} has type {tree.dtype}, expected {like.dtype}")
 
 
-def check_finite(tree: State, where: str) -> None:
+def check_finite(tree: State, location: str) -> None:
     """Check that all numbers of a tree are finite.
 
     Raises:
@@ -140,9 +142,9 @@ def check_finite(tree: State, where: str) -> None:
     """
     for name, value in tree.items():
         if isinstance(value, dict):
-            check_finite(value, f"{where}/{name}")
+            check_finite(value, f"{location}/{name}")
         elif value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise InvalidMessage(f"{where}/{name} holds NaN or infinity")
+            raise InvalidMessage(f"{location}/{name} holds NaN or infinity")
 
 
 def read_numbers(metadata: Metadata, part: str, names: Iterable[str]) -> dict[str, float]:

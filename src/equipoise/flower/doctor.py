@@ -163,10 +163,10 @@ def _certificates(folder: Path, host: str) -> list[Finding]:
 
 def _own_addresses() -> list[str]:
     """Return the addresses of this machine that others may reach."""
-    found = {
+    addresses = {
         str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
     }
-    return sorted(address for address in found if not _is_loopback(address))
+    return sorted(address for address in addresses if not _is_loopback(address))
 
 
 def _is_loopback(host: str) -> bool:

@@ -111,17 +111,17 @@ class EgressRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             The scores, and the names of those that are withheld.
         """
         withheld: set[str] = set()
-        kept: Scores = {}
+        passed: Scores = {}
         for split, evaluations in scores.items():
-            kept[split] = {}
+            passed[split] = {}
             for name, metrics in evaluations.items():
                 refused = {key for key in metrics if not self.may_leave(key, num_rows[split])}
-                kept[split][name] = {
+                passed[split][name] = {
                     key: torch.full_like(value, math.nan) if key in refused else value
                     for key, value in metrics.items()
                 }
                 withheld |= {f"{split}/{key}" for key in refused}
-        return kept, sorted(withheld)
+        return passed, sorted(withheld)
 
     def check_decisions(self, result: ClientResult) -> None:
         """Check that what a client decided and logged may leave.

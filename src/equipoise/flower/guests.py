@@ -136,13 +136,13 @@ class GuestNode:
         x, y = _labelled_rows(self._data, models, "test", self.settings)
         output = models.outputs(GLOBAL, None, x)
         objective = objective_of(target)
-        found = objective.score(output[None], y[None], None, objective.metric_names)
+        values = objective.score(output[None], y[None], None, objective.metric_names)
         places = np.arange(len(x))
         rows = RowOutputs(("here",), np.zeros_like(places), places, y, {GLOBAL: output})
         interval = resample([rows], target, metric).at_site(GLOBAL, 0)
         return {
             "rows": float(len(x)),
-            **{name: float(value[0]) for name, value in found.items()},
+            **{name: float(value[0]) for name, value in values.items()},
             f"{metric}_low": interval.low,
             f"{metric}_high": interval.high,
             "one_class": float(bool(only_class(rows, target, GLOBAL))),
@@ -178,15 +178,15 @@ class GuestNode:
         rules = self.config.rules
         num_rows = int(values["rows"])
         metrics = objective_of(target).metric_names
-        kept: dict[str, float | None] = {}
+        passed: dict[str, float | None] = {}
         for name, value in values.items():
             # Intervals and gains follow the main metric.
             may_leave = rules.may_leave(name if name in metrics else metric, num_rows)
             if name == "rows":
                 may_leave = rules.samples
             is_sent = may_leave and num_rows >= MIN_ROWS and math.isfinite(value)
-            kept[name] = value if is_sent else None
-        return kept
+            passed[name] = value if is_sent else None
+        return passed
 
 
 def guest_columns(target: Target, metric: str, role: str) -> list[str]:
@@ -315,17 +315,17 @@ def offer_model(
     message = codec.encode(tree, metadata)
     answers = wire.ask_guests(dict.fromkeys(guests, message), limit)
     lines = []
-    found: list[tuple[Guest, dict[str, float]]] = []
+    guest_scores: list[tuple[Guest, dict[str, float]]] = []
     for guest in guests:
         try:
             values = _read_values(answers.get(guest), guest, run, card.target, metric)
         except InvalidMessage as error:
             lines.append(f"{guest.label} ({guest.role}): {error}")
             continue
-        found.append((guest, values))
+        guest_scores.append((guest, values))
         lines.append(f"{guest.label} ({guest.role}): {_sentence(values, metric)}")
-    if found:
-        folder.validation.write(_table_text(found))
+    if guest_scores:
+        folder.validation.write(_table_text(guest_scores))
     return lines
 
 
@@ -357,12 +357,12 @@ def _sentence(values: Mapping[str, float], metric: str) -> str:
     return text
 
 
-def _table_text(found: Sequence[tuple[Guest, dict[str, float]]]) -> str:
+def _table_text(scores: Sequence[tuple[Guest, dict[str, float]]]) -> str:
     """Return ``validation.csv``."""
-    names = dict.fromkeys(name for _, values in found for name in values)
+    names = dict.fromkeys(name for _, values in scores for name in values)
     columns: dict[str, list[float | str]] = {
-        "client": [guest.client for guest, _ in found],
-        "name": [guest.label for guest, _ in found],
+        "client": [guest.client for guest, _ in scores],
+        "name": [guest.label for guest, _ in scores],
     }
-    columns |= {name: [values.get(name, math.nan) for _, values in found] for name in names}
+    columns |= {name: [values.get(name, math.nan) for _, values in scores] for name in names}
     return table_text(columns)

@@ -52,8 +52,8 @@ def run_app(app: Path, address: str, ca: Path | None) -> int:
     progress = ProgressLog(Path(deployment.out))
     with tempfile.TemporaryDirectory() as home:
         link = FlowerCli(home, address, ca)
-        done = link.run_json("did not take the app", "run", str(app.resolve()))
-        number = str(done["run-id"])
+        answer_json = link.run_json("did not take the app", "run", str(app.resolve()))
+        number = str(answer_json["run-id"])
         print(
             f"run {number} of {settings.run.method} on {address}; results in {deployment.out}",
             flush=True,
@@ -184,18 +184,18 @@ class FlowerCli:
         """Return why a run failed: the sentence of the server app, or the end of its log."""
         lines = self._call("log", number, "link", "--show").stdout.splitlines()
         for line in reversed(lines):
-            _, found, reason = line.partition(FAILURE)
-            if found:
+            _, marker, reason = line.partition(FAILURE)
+            if marker:
                 return reason
         return "its last lines:\n" + "\n".join(lines[-15:])
 
     def _query(self, *command: str) -> dict[str, Any]:
         """Run a command; if it does not print JSON, return its output as an error message."""
-        done = self._call(*command, "link", "--format", "json")
+        process = self._call(*command, "link", "--format", "json")
         try:
-            answer: dict[str, Any] = json.loads(done.stdout)
+            answer: dict[str, Any] = json.loads(process.stdout)
         except ValueError:
-            return {"error-message": done.stdout + done.stderr}
+            return {"error-message": process.stdout + process.stderr}
         return answer
 
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -257,12 +257,12 @@ def simulate_app(app: Path) -> int:
     answer = partial(_answer, table, str(Path(deployment.out) / "clients"))
     client.train()(answer)
     client.query()(answer)
-    here = {
+    local = {
         "num_cpus": available_cores(),
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
     }
-    backend: Any = {"client_resources": {"num_cpus": 1.0}, "init_args": here}
+    backend: Any = {"client_resources": {"num_cpus": 1.0}, "init_args": local}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries that we do not maintain
         run_simulation(server, client, num_supernodes=clients, backend_config=backend)

@@ -63,16 +63,16 @@ def describe_round(record: RoundRecord, rounds: int, names: Mapping[int, str], n
     """
     ids = range(record.clients) if record.ids is None else record.ids
     replied = [k for k in ids if k not in record.absent and k not in record.dropped]
-    who = ", ".join(_name(client, names) for client in replied) or "nobody"
+    clients = ", ".join(_name(client, names) for client in replied) or "nobody"
     if len(replied) > MAX_NAMED_CLIENTS:
-        who = f"{len(replied)} of {record.clients} clients"
-    parts = [f"round {record.round} of {rounds}: {who}; {record.seconds:.1f} s"]
+        clients = f"{len(replied)} of {record.clients} clients"
+    parts = [f"round {record.round} of {rounds}: {clients}; {record.seconds:.1f} s"]
     metric = record.global_.metric or record.personal.metric
     if metric:
         parts += [
-            f"{kind} {metric} {format_score(metric, record.named(kind).get(metric))}"
+            f"{kind} {metric} {format_score(metric, record.evaluation(kind).get(metric))}"
             for kind in ("global", "personal")
-            if record.named(kind)
+            if record.evaluation(kind)
         ]
     if record.absent:
         parts.append(f"absent: {_list_clients(record.absent, names)}")

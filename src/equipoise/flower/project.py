@@ -92,12 +92,12 @@ HOST_NAME = re.compile(
 )
 
 
-def parse_address(text: str, what: str) -> tuple[str, int]:
+def parse_address(text: str, option: str) -> tuple[str, int]:
     """Parse ``host:port``.
 
     Args:
         text: The address.
-        what: Name of the option, for the error message.
+        option: Name of the option, for the error message.
 
     Returns:
         Host and port.
@@ -107,7 +107,7 @@ def parse_address(text: str, what: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not is_host(host) or not is_port(port):
-        raise UsageError(f"{what} is '{text}': must be host:port, as 127.0.0.1:8000")
+        raise UsageError(f"{option} is '{text}': must be host:port, as 127.0.0.1:8000")
     return host, int(port)
 
 

@@ -176,13 +176,13 @@ class Stage:
     @property
     def description(self) -> str:
         """Say what the stage consists of."""
-        where = "each node in a network namespace"
+        place_text = "each node in a network namespace"
         if not self.namespaces:
-            where = f"all on loopback (no network namespaces: {self.why_loopback})"
+            place_text = f"all on loopback (no network namespaces: {self.why_loopback})"
         front = "behind nginx" if self.nginx else "without nginx, which is not installed"
         return (
             f"rehearsal of a SuperLink with TLS and keys {front}, {self.config.nodes} nodes, "
-            f"{where}; logs in {self.folder}"
+            f"{place_text}; logs in {self.folder}"
         )
 
     # ---------------------------------------------------------------- processes
@@ -210,7 +210,7 @@ class Stage:
             self.app, {**APP, "clients": self.config.nodes, "nodes": str(self.registered)}
         )
         self._submit()
-        self._wait_for_round(2, self._everybody)
+        self._wait_for_round(2, self._all_replied)
 
     def _start_link(self) -> None:
         """Start the SuperLink, and wait until it listens."""
@@ -260,13 +260,13 @@ class Stage:
     def _processes(self, name: str, command: str = "") -> list[int]:
         """Return the processes that were started under a name, and all their children."""
         mark = f"{MARK}={self.folder / name}".encode()
-        found = []
+        processes = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 is_ours = mark in (entry / "environ").read_bytes().split(b"\0")
                 if is_ours and command.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-        return found
+                    processes.append(int(entry.name))
+        return processes
 
     def _kill(self, name: str, command: str = "") -> None:
         """Kill processes of this rehearsal at once, without any chance to clean up."""
@@ -308,11 +308,11 @@ class Stage:
         records = self._records()
         return records[-1].round if records else 0
 
-    def _everybody(self, record: RoundRecord) -> bool:
+    def _all_replied(self, record: RoundRecord) -> bool:
         """Return whether all clients replied."""
         return not record.absent and not record.dropped and not record.skipped
 
-    def _wait(self, holds: Callable[[], object], seconds: float, what: str) -> None:
+    def _wait(self, holds: Callable[[], object], seconds: float, event: str) -> None:
         """Wait until something holds.
 
         Raises:
@@ -321,21 +321,21 @@ class Stage:
         end = min(time.monotonic() + seconds, self.deadline)
         while not holds():
             if time.monotonic() > end:
-                raise OutOfTime(f"{what}: not within {seconds:.0f} s")
+                raise OutOfTime(f"{event}: not within {seconds:.0f} s")
             time.sleep(0.5)
 
     def _wait_for_round(
         self, first: int, fits: Callable[[RoundRecord], bool], seconds: float = 240.0
     ) -> RoundRecord:
         """Wait for a round from ``first`` on that fits, and return it."""
-        found: list[RoundRecord] = []
+        records: list[RoundRecord] = []
 
         def look() -> bool:
-            found[:] = [one for one in self._records() if one.round >= first and fits(one)][:1]
-            return bool(found)
+            records[:] = [one for one in self._records() if one.round >= first and fits(one)][:1]
+            return bool(records)
 
         self._wait(look, seconds, f"no such round after round {first - 1}")
-        return found[0]
+        return records[0]
 
     # ---------------------------------------------------------------- accidents
 
@@ -355,7 +355,7 @@ class Stage:
             relay.delay = DELAY
             relay.loss = LOSS
         first = self.last_round + 2
-        record = self._wait_for_round(first, self._everybody)
+        record = self._wait_for_round(first, self._all_replied)
         for relay in self.relays:
             relay.delay = 0.0
             relay.loss = 0.0
@@ -365,10 +365,10 @@ class Stage:
         """Cut one node off, then connect it again."""
         cable = self.namespaces[1] if self.namespaces else self.relays[1]
         first = self.last_round + 1
-        cable.cut()
+        cable.disconnect()
         missed = self._wait_for_round(first, lambda one: 1 in one.absent)
         cable.heal()
-        back = self._wait_for_round(missed.round + 1, self._everybody)
+        back = self._wait_for_round(missed.round + 1, self._all_replied)
         return (
             f"round {missed.round} went on without it after {missed.seconds:.0f} s "
             f"({missed.absent[1]}); it was back in round {back.round}"
@@ -388,7 +388,7 @@ class Stage:
                 attempts += 1
                 started = time.monotonic()
                 self._start_node(0)
-            return self._everybody(record)
+            return self._all_replied(record)
 
         back = self._wait_for_round(missed.round + 1, is_back)
         return (
@@ -417,7 +417,7 @@ class Stage:
             "Flower sees that the run has ended",
         )
         self._submit()
-        record = self._wait_for_round(last + 2, self._everybody)
+        record = self._wait_for_round(last + 2, self._all_replied)
         return f"resumed after round {last}; round {record.round} was complete"
 
     def verify(self) -> str:

@@ -27,7 +27,7 @@ class Relay:
     Attributes:
         delay: Seconds that each chunk of bytes waits, in both directions.
         loss: Probability that a new connection is dropped.
-        is_cut: Whether nothing passes.
+        is_disconnected: Whether nothing passes.
         port: Port on which it listens.
     """
 
@@ -40,7 +40,7 @@ class Relay:
         """
         self.delay = 0.0
         self.loss = 0.0
-        self.is_cut = False
+        self.is_disconnected = False
         self._target = target
         self._random = random.Random(0)
         listener = socket.create_server((host, 0))
@@ -53,14 +53,14 @@ class Relay:
         self._thread.start()
         self._is_ready.wait(START_SECONDS)
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Drop all connections, and new ones until :meth:`heal`."""
-        self.is_cut = True
+        self.is_disconnected = True
         self._loop.call_soon_threadsafe(self._drop_all)
 
     def heal(self) -> None:
         """Let connections through again."""
-        self.is_cut = False
+        self.is_disconnected = False
 
     def close(self) -> None:
         """Stop to listen, and drop all connections."""
@@ -86,7 +86,7 @@ class Relay:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass a connection on until one side ends it."""
-        if self.is_cut or self._random.random() < self.loss:
+        if self.is_disconnected or self._random.random() < self.loss:
             writer.transport.abort()
             return
         try:
@@ -156,7 +156,7 @@ class Namespace:
         """Words in front of a command that runs inside."""
         return ["ip", "netns", "exec", self.name]
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Pull the cable."""
         _ip(["link", "set", self.cable, "down"])
 
@@ -182,11 +182,11 @@ def _ip(arguments: list[str]) -> None:
     command = shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if command is None:
         raise OSError("there is no command 'ip'")
-    done = subprocess.run(
+    result = subprocess.run(
         [command, *arguments], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
     )
-    if done.returncode:
-        raise OSError(done.stderr.strip() or f"ip ended with {done.returncode}")
+    if result.returncode:
+        raise OSError(result.stderr.strip() or f"ip ended with {result.returncode}")
 
 
 def make_namespaces(label: str, count: int) -> tuple[list[Namespace], str]:
@@ -199,12 +199,12 @@ def make_namespaces(label: str, count: int) -> tuple[list[Namespace], str]:
     Returns:
         The namespaces, and why there are none if they could not be made.
     """
-    made: list[Namespace] = []
+    namespaces: list[Namespace] = []
     try:
         for number in range(count):
-            made.append(Namespace(label, number))  # noqa: PERF401 (closed if one fails)
+            namespaces.append(Namespace(label, number))  # noqa: PERF401 (closed if one fails)
     except (OSError, subprocess.TimeoutExpired) as error:
-        for one in made:
+        for one in namespaces:
             one.close()
         return [], str(error)
-    return made, ""
+    return namespaces, ""

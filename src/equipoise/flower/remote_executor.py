@@ -264,14 +264,14 @@ class RemoteExecutor(Executor):
         }
         limit = max(self.time_limit, rounds * self._longest) if self._verdict else self.time_limit
         answers = self.wire.exchange(asked, limit) if asked else {}
-        found = {}
+        scores = {}
         for client in asked:
             try:
                 assert like is not None
-                found[client] = _scores(answers.get(client), client, like)
+                scores[client] = _scores(answers.get(client), client, like)
             except InvalidMessage as error:
                 LOG.warning("the scores of client %d are not known: %s", client, error)
-        return found
+        return scores
 
     def _expected_scores(self, params: Params) -> ClientFinalScores:
         """Return scores with the names that clients must send."""
@@ -282,10 +282,10 @@ class RemoteExecutor(Executor):
         names = comparison_columns(self.task.info.metric, kinds)
         return replace(like, beside=dict.fromkeys([*like.beside, *names], math.nan))
 
-    def _for_one(self, client: int, taken: int) -> Metadata:
+    def _for_one(self, client: int, accepted_round: int) -> Metadata:
         """Return the metadata of one client's message."""
-        metadata: Metadata = {"client": client, "accepted_round": taken}
-        if self._preparation and (not taken or client in self._unprepared):
+        metadata: Metadata = {"client": client, "accepted_round": accepted_round}
+        if self._preparation and (not accepted_round or client in self._unprepared):
             metadata["preparation"] = self._preparation
             self._unprepared.discard(client)
         return metadata
@@ -324,11 +324,11 @@ class RemoteExecutor(Executor):
         """Return a reply with the expected names and shapes, from a trial round on the server."""
         splits = request.splits
         if splits not in self._expected or self.method.capabilities.uploads_vary:
-            first = request.part(slice(1))
+            first = request.subset(slice(1))
             states = init_client_states(
                 self.method, self.task, first.ids, self._initial, keeps_local=True
             )
-            result = self.run_client(first._replace(client_state=states).part(0))
+            result = self.run_client(first._replace(client_state=states).subset(0))
             reply = strip_unprotected(self.method, result)
             if isinstance(self.method, SecureAggregation):  # it comes later, masked
                 self._words = reply.update.extra[WORDS]

@@ -365,11 +365,11 @@ class SecureAggregationRound:
 
         return self._ask("mask", shares_by_client, read, 8 * num_words)
 
-    def _enough(self, arrived: Mapping[int, object], asked: list[int], needed: int) -> list[int]:
+    def _enough(self, arrived: Mapping[int, object], clients: list[int], needed: int) -> list[int]:
         """Return the clients of the next phase: those that answered, or nobody if too few."""
         if len(arrived) >= needed:
             return sorted(arrived)
-        for client in asked:
+        for client in clients:
             self.absent.setdefault(
                 client, f"{len(arrived)} clients are left for the secure sum, {needed} are needed"
             )
@@ -411,13 +411,13 @@ class SecureAggregationRound:
 
     def _collect(self, clients: Iterable[int], read: Callable[[int], T]) -> dict[int, T]:
         """Read each client's answer; a client whose answer is invalid is marked as absent."""
-        found: dict[int, T] = {}
+        parsed: dict[int, T] = {}
         for client in clients:
             try:
-                found[client] = read(client)
+                parsed[client] = read(client)
             except InvalidMessage as error:
                 self.absent[client] = f"in the secure sum: {error}"
-        return found
+        return parsed
 
 
 def _round_id(run: str, round: int) -> str:

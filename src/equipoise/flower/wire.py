@@ -128,9 +128,9 @@ class GridWire:
         self._posted |= self._ask(messages, limit)
         self._posted_data |= messages
 
-    def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
-        """Return replies to posted messages when there are ``wanted``, or after ``limit``."""
-        answers = self._poll_replies(self._posted, wanted, limit)
+    def gather(self, num_wanted: int, limit: float) -> dict[int, bytes | str]:
+        """Return replies to posted messages when there are ``num_wanted``, or after ``limit``."""
+        answers = self._poll_replies(self._posted, num_wanted, limit)
         self.audit.record_exchange(
             {client: self._posted_data.pop(client) for client in answers}, answers
         )
@@ -143,7 +143,7 @@ class GridWire:
         return {id: client for id, client in zip(ids, messages, strict=True) if id}
 
     def _poll_replies(
-        self, waiting: dict[str, int], wanted: int, limit: float
+        self, waiting: dict[str, int], num_wanted: int, limit: float
     ) -> dict[int, bytes | str]:
         """Poll for replies; a message that was answered is removed from ``waiting``."""
         answers: dict[int, bytes | str] = {}
@@ -152,7 +152,7 @@ class GridWire:
                 client = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if client is not None:  # else it came twice, or nobody asked for it
                     answers[client] = self._content(reply)
-            if not waiting or len(answers) >= wanted:
+            if not waiting or len(answers) >= num_wanted:
                 break
         return answers
 

@@ -68,11 +68,11 @@ PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fe
 
 def all_methods() -> dict[str, type[Method]]:
     """Return every method of this package by name."""
-    found: dict[str, type[Method]] = {}
+    methods: dict[str, type[Method]] = {}
     for package in PACKAGES:
         for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            found |= _methods_in(importlib.import_module(f"{package}.{info.name}"))
-    return dict(sorted(found.items()))
+            methods |= _methods_in(importlib.import_module(f"{package}.{info.name}"))
+    return dict(sorted(methods.items()))
 
 
 def find_method(name: str | type[Method]) -> type[Method]:

@@ -353,10 +353,10 @@ def amplified_momentum(
     }
 
 
-def amplification_factors(mean_sq_change: Tensor, wanted: Tensor, exponent: float) -> Tensor:
+def amplification_factors(mean_sq_change: Tensor, target: Tensor, exponent: float) -> Tensor:
     """Return max(1, wanted / q)^exponent for each coordinate of a layer, with the base <= 100."""
     q = mean_sq_change.sqrt() + RMS_FLOOR_SHARE * mean_sq_change.mean().sqrt() + TINY
-    return (wanted / q).clamp(1.0, MAX_COORDINATE_FACTOR) ** exponent
+    return (target / q).clamp(1.0, MAX_COORDINATE_FACTOR) ** exponent
 
 
 # --- what clients measure -------------------------------------------------------------------------
@@ -497,12 +497,12 @@ class Autopilot(Method):
         return LocalHParams(epochs, rate * lr_decay(client.round, client.num_rounds)), state
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow the server's rate; before it chose one, any that a trial may favour."""
-        epochs = asked.epochs.clamp(min=MIN_EPOCHS)
+        epochs = proposed.epochs.clamp(min=MIN_EPOCHS)
         decay = lr_decay(round, num_rounds)
-        low = asked.lr.double() * decay
+        low = proposed.lr.double() * decay
         high = low
         if not server_chose:
             low = torch.zeros_like(low)

@@ -96,11 +96,11 @@ class DapFL(Method):
         return LocalHParams(epochs, lr), {"agent": player}
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow 1 to `max_epochs` epochs and rates within the bounds."""
-        lowest = hparams_like(asked, 1, self.lr_min)
-        return lowest, hparams_like(asked, self.max_epochs, self.lr_max)
+        lowest = hparams_like(proposed, 1, self.lr_min)
+        return lowest, hparams_like(proposed, self.max_epochs, self.lr_max)
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Upload the model; pay the agent the gains in loss and in accuracy."""

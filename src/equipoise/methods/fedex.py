@@ -79,11 +79,11 @@ class FedEx(Method):
         return hparams, {"arm": arm}
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow the arms' rates."""
-        lowest = LocalHParams(asked.epochs, asked.lr * LR_FACTORS.min())
-        return lowest, LocalHParams(asked.epochs, asked.lr * LR_FACTORS.max())
+        lowest = LocalHParams(proposed.epochs, proposed.lr * LR_FACTORS.min())
+        return lowest, LocalHParams(proposed.epochs, proposed.lr * LR_FACTORS.max())
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """Report the arm and the trained model's validation loss."""

@@ -138,10 +138,10 @@ class FedTrees(Method):
         """Refuse tasks whose model has no trees."""
         require_trees(self, task)
 
-    def num_rounds(self, asked: int, task: Options) -> int:
+    def num_rounds(self, requested: int, task: Options) -> int:
         """Return two rounds for bins, one for each level of each tree, and one for own trees."""
         if not isinstance(task, TreeOptions):
-            return asked
+            return requested
         return binning.NUM_STAGES + task.trees * task.tree_depth + 1
 
     def has_global(self, task: Task) -> bool:

@@ -167,8 +167,8 @@ class PerDqnAvg(DeepQ):
         """Take the received network; draw e_i the first time."""
         start = merge_sent_blocks(client)
         has_embedding = client.state["has_embedding"]
-        drawn = (2.0 * client.uniform(*start["e"].shape) - 1.0).to(start["e"].dtype)
-        start["e"] = torch.where(has_embedding > 0, start["e"], drawn)
+        noise = (2.0 * client.uniform(*start["e"].shape) - 1.0).to(start["e"].dtype)
+        start["e"] = torch.where(has_embedding > 0, start["e"], noise)
         return start, {"has_embedding": torch.ones_like(has_embedding)}
 
 

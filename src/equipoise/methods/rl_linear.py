@@ -108,10 +108,10 @@ class LinearRepresentation(Method):
         return _hparams(client, self.local_steps, alpha), client.state
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what `configure_training` computes, and nothing else."""
-        exact = hparams_like(asked, self.local_steps, self._alpha(round))
+        exact = hparams_like(proposed, self.local_steps, self._alpha(round))
         return exact, exact
 
     def train(self, client: Client) -> tuple[Params, State]:

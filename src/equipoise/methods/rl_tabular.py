@@ -97,10 +97,10 @@ class FederatedQ(TabularQ):
         low=0,
     )
 
-    def num_rounds(self, asked: int, task: Options) -> int:
+    def num_rounds(self, requested: int, task: Options) -> int:
         """Return `steps` / tau, or the rounds of the run if `steps` is 0."""
         if not self.steps:
-            return asked
+            return requested
         if not self.tau:
             raise UsageError("tau is auto: give the length of the run by --rounds, not --steps")
         if self.steps % self.tau:
@@ -155,10 +155,10 @@ class FederatedQ(TabularQ):
         if not (self.eta and self.tau):
             chosen.append(f"chosen: eta {eta:.4g}, tau {tau}")
         cover = self._coverage(task)
-        found = theory.condition_warnings(
+        sentences = theory.condition_warnings(
             eta, tau, num_rounds * tau, task.mdp.gamma, task.info.num_clients, cover
         )
-        return (*chosen, *found)
+        return (*chosen, *sentences)
 
     def _coverage(self, task: TabularTask) -> theory.Coverage | None:
         """Return the agents' coverage; None where every step samples all pairs."""
@@ -181,11 +181,11 @@ class FederatedQ(TabularQ):
         return _hparams(client, tau, eta), client.state
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what `configure_training` computes, and nothing else."""
         eta, tau = self.eta_and_tau(task, num_rounds)
-        exact = hparams_like(asked, tau, eta)
+        exact = hparams_like(proposed, tau, eta)
         return exact, exact
 
     def aggregate(
@@ -296,10 +296,10 @@ class FedDVRQ(TabularQ):
         return _hparams(client, self._num_samples(client.round), self.eta), client.state
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what `configure_training` computes, and nothing else."""
-        exact = hparams_like(asked, self._num_samples(round), self.eta)
+        exact = hparams_like(proposed, self._num_samples(round), self.eta)
         return exact, exact
 
     def _num_samples(self, round: int) -> int:

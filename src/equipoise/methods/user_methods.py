@@ -145,7 +145,7 @@ def _with_helpful_errors(
 ) -> Callable[..., Any]:
     """Wrap a hook, so that its mistakes are reported in a sentence."""
     expected, types = HOOK_RESULTS[hook]
-    where = f"{cls.__name__}.{hook}"
+    hook_name = f"{cls.__name__}.{hook}"
 
     @functools.wraps(function)
     def call(self: Method, *arguments: Any) -> Any:
@@ -156,15 +156,16 @@ def _with_helpful_errors(
             if "vmap" not in reason and "functorch" not in reason:
                 raise
             raise UsageError(
-                f"{where} cannot be computed for many clients at once: {_vmap_advice(reason)}"
+                f"{hook_name} cannot be computed for many clients at once: {_vmap_advice(reason)}"
             ) from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise UsageError(
-                f"{where} returns {_describe(result)}: it must return two, {expected} and the state"
+                f"{hook_name} returns {_describe(result)}: it must return two, {expected} and the "
+                "state"
             )
         if not isinstance(result[0], types):
             raise UsageError(
-                f"{where} returns a {type(result[0]).__name__} as its first value: it must be "
+                f"{hook_name} returns a {type(result[0]).__name__} as its first value: it must be "
                 f"{expected}"
             )
         return result

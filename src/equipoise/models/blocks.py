@@ -179,10 +179,10 @@ def _with_running_stats(module: nn.Module, blocks: Blocks) -> Blocks:
     """
     claimed = {name for names in blocks.values() for name in names}
     rest = tuple(name for name in running_stat_names(module) if name not in claimed)
-    found = {block: tuple(names) for block, names in blocks.items()}
+    extended = {block: tuple(names) for block, names in blocks.items()}
     if rest:
-        found[NORM] = found.get(NORM, ()) + rest
-    return found
+        extended[NORM] = extended.get(NORM, ()) + rest
+    return extended
 
 
 def _check_each_once(module: nn.Module, blocks: Blocks) -> None:

@@ -72,7 +72,7 @@ class LoraConfig(Options):
     @property
     def blocks(self) -> tuple[str, ...]:
         """Names of the adapters of each layer, which are also the names of their blocks."""
-        return _split(self.names)
+        return _split_list(self.names)
 
     @property
     def scale(self) -> float:
@@ -252,7 +252,7 @@ def _lora_layer(layer: nn.Module, adapter: LoraConfig) -> LoraLayer:
 def _unfreeze(module: nn.Module, patterns: str) -> tuple[str, ...]:
     """Unfreeze the parameters that match patterns, and return their names."""
     names = [name for name, _ in module.named_parameters()]
-    for pattern in _split(patterns):
+    for pattern in _split_list(patterns):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(
                 f"adapter train={pattern} matches no parameter; the model has "
@@ -280,7 +280,7 @@ def _check_targets(module: nn.Module, adapter: LoraConfig) -> None:
     """Refuse a pattern that matches no layer that can have an adapter."""
     layers = {name: layer for name, layer in module.named_modules() if name}
     adaptable = [name for name, layer in layers.items() if _is_adaptable(layer)]
-    for pattern in _split(adapter.targets):
+    for pattern in _split_list(adapter.targets):
         matched = [name for name in layers if fnmatchcase(name, pattern)]
         if any(name in adaptable for name in matched):
             continue
@@ -309,9 +309,9 @@ def _is_transformers_conv1d(layer: nn.Module) -> bool:
 
 
 def _matches(name: str, patterns: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _split(patterns))
+    return any(fnmatchcase(name, pattern) for pattern in _split_list(patterns))
 
 
-def _split(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     """Split a list with commas."""
     return tuple(item for item in text.split(",") if item)

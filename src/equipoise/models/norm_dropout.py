@@ -117,12 +117,12 @@ class Dropout(nn.Module):
 
     key: Tensor
 
-    def __init__(self, p: float, channels: bool, place: int) -> None:
+    def __init__(self, p: float, channels: bool, position: int) -> None:
         """Create a layer that drops values, or whole channels."""
         super().__init__()
         self.p = p
         self.channels = channels
-        self.place = place
+        self.place = position
         self.register_buffer("key", torch.zeros(0, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,9 +53,9 @@ def check_reinitialisable(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         learned = _learned_nonzero(layer)
         if learned and not callable(getattr(layer, "reset_parameters", None)):
-            where = f"{name}.{learned[0]}" if name else learned[0]
+            tensor_name = f"{name}.{learned[0]}" if name else learned[0]
             raise UsageError(
-                f"parameter '{where}' cannot be drawn anew, for its layer has no "
+                f"parameter '{tensor_name}' cannot be drawn anew, for its layer has no "
                 "reset_parameters(): give it one, or keep the weights (fresh=False)"
             )
 
@@ -77,17 +77,17 @@ def load_weights(module: nn.Module, file: str) -> None:
         UsageError: If the file cannot be read or does not fit.
     """
     try:
-        found = load_file(file)
+        tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise UsageError(
             f"init_weights is '{file}': must be a safetensors file of a model ({error})"
         ) from error
     own = module.state_dict()
-    for name, value in found.items():
+    for name, value in tensors.items():
         if name not in own or own[name].shape != value.shape:
             raise UsageError(
                 f"init_weights is '{file}': its '{name}' is not in the model, or of another shape"
             )
-    if missing := [name for name in own if name not in found]:
+    if missing := [name for name in own if name not in tensors]:
         raise UsageError(f"init_weights is '{file}': it lacks '{missing[0]}' of the model")
-    module.load_state_dict(found)
+    module.load_state_dict(tensors)

@@ -80,24 +80,24 @@ class GaussianAccountant:
         self.released: NDArray[np.float64] = np.zeros(clients)
         self.replies: list[int] = []
 
-    def after(self, asked: NDArray[np.int64], replies: int) -> PrivacySpent:
+    def after(self, cohort: NDArray[np.int64], replies: int) -> PrivacySpent:
         """Account for a round.
 
         Args:
-            asked: The clients that were asked.
+            cohort: The clients that were asked.
             replies: The number of uploads in the new model; 0 if the model stayed.
 
         Returns:
             What all rounds have spent so far.
         """
-        self.count_round(asked, replies)
-        return self.spent()
+        self.count_round(cohort, replies)
+        return self.privacy_spent()
 
-    def count_round(self, asked: NDArray[np.int64], replies: int) -> None:
+    def count_round(self, cohort: NDArray[np.int64], replies: int) -> None:
         """Account for a round, as :meth:`after`, without computing epsilon."""
-        self.uploads[asked] += 1
+        self.uploads[cohort] += 1
         if self.privacy.has_noise and replies:
-            self.released[asked] += 1 / self._multiplier(replies) ** 2
+            self.released[cohort] += 1 / self._multiplier(replies) ** 2
         self.replies.append(replies)
 
     def count_lost(self, request: LostRequest) -> None:
@@ -110,7 +110,7 @@ class GaussianAccountant:
         if self.secure and request.num_summed and self.privacy.has_noise:
             self.released[request.clients] += 1 / self._multiplier(request.num_summed) ** 2
 
-    def spent(self) -> PrivacySpent:
+    def privacy_spent(self) -> PrivacySpent:
         """Return what has been spent so far.
 
         Returns:
@@ -134,35 +134,35 @@ class GaussianAccountant:
             epsilon = min(epsilon, self._amplified_epsilon())
         return PrivacySpent(epsilon, server_epsilon, privacy.dp_delta, max_uploads)
 
-    def epsilon_after(self, asked: NDArray[np.int64], replies: int) -> float:
+    def epsilon_after(self, cohort: NDArray[np.int64], replies: int) -> float:
         """Return the epsilon of the models after one more round, without counting it.
 
         Args:
-            asked: The clients that would be asked.
+            cohort: The clients that would be asked.
             replies: The number of uploads in the new model.
         """
         state = self.state()
-        epsilon = self.after(asked, replies).epsilon
+        epsilon = self.after(cohort, replies).epsilon
         self.load(state)
         return math.inf if epsilon is None else epsilon
 
-    def min_replies_within(self, asked: NDArray[np.int64], max_epsilon: float) -> int | None:
+    def min_replies_within(self, cohort: NDArray[np.int64], max_epsilon: float) -> int | None:
         """Return how many replies the next round needs, so that epsilon stays within a limit.
 
         Args:
-            asked: The clients that would be asked.
+            cohort: The clients that would be asked.
             max_epsilon: The limit.
 
         Returns:
             The smallest number of replies; None if even all replies are too few.
         """
-        if self.epsilon_after(asked, len(asked)) > max_epsilon:
+        if self.epsilon_after(cohort, len(cohort)) > max_epsilon:
             return None
         low = 0  # too few
-        high = len(asked)
+        high = len(cohort)
         while high - low > 1:
             middle = (low + high) // 2
-            if self.epsilon_after(asked, middle) > max_epsilon:
+            if self.epsilon_after(cohort, middle) > max_epsilon:
                 low = middle
             else:
                 high = middle

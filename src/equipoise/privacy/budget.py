@@ -75,9 +75,9 @@ class PrivacyBudget:
 
     def _spent_after(self, num_summed: int) -> float:
         """Return the sum of 1 / multiplier^2 with one more upload."""
-        return self._spent() + upload_cost(self.privacy.dp_noise, num_summed)
+        return self._read_spent() + upload_cost(self.privacy.dp_noise, num_summed)
 
-    def _spent(self) -> float:
+    def _read_spent(self) -> float:
         """Read the sum of 1 / multiplier^2 from the file."""
         table = read_sealed(self.file, "this client's record of its privacy loss is lost")
         return 0.0 if table is None else float(table["mu_squared"])

@@ -39,7 +39,7 @@ class RoundPlan:
         """Return the number of clients that a round asks."""
         return rng.cohort_size(self.num_clients, self.participation)
 
-    def spent(self, privacy: PrivacyConfig) -> PrivacySpent:
+    def privacy_spent(self, privacy: PrivacyConfig) -> PrivacySpent:
         """Return what all planned rounds spend.
 
         Args:
@@ -51,11 +51,11 @@ class RoundPlan:
         for round in range(1, self.rounds + 1):
             ids = rng.sample_cohort(self.seed, round, self.num_clients, self.participation)
             accountant.count_round(ids, len(ids))
-        return accountant.spent()
+        return accountant.privacy_spent()
 
     def epsilon(self, privacy: PrivacyConfig) -> float:
         """Return the epsilon of the models that all planned rounds release."""
-        epsilon = self.spent(privacy).epsilon
+        epsilon = self.privacy_spent(privacy).epsilon
         return math.inf if epsilon is None else epsilon
 
 
@@ -73,7 +73,8 @@ def choose_noise(plan: RoundPlan, privacy: PrivacyConfig) -> float:
     def is_enough(noise: float) -> bool:
         return plan.epsilon(replace(privacy, dp_noise=noise)) <= privacy.max_epsilon
 
-    low = high = 1.0
+    low = 1.0
+    high = 1.0
     while not is_enough(high):
         low = high
         high *= 2

@@ -82,7 +82,7 @@ def parse_table(text: str, source: object) -> dict[str, list[float]]:
     """
     head, rows = _rows(text, source)
     return {
-        name: [_number(row[i]) for row in rows]
+        name: [_parse_number(row[i]) for row in rows]
         for i, name in enumerate(head)
         if name != NAME_COLUMN
     }
@@ -128,10 +128,10 @@ def _without_guard(cell: str) -> str:
 
 def _is_formula(text: str) -> bool:
     """Return whether a text, or what follows its apostrophes, begins like a formula."""
-    return text.lstrip("'").startswith(FORMULA_STARTS) and not math.isfinite(_number(text))
+    return text.lstrip("'").startswith(FORMULA_STARTS) and not math.isfinite(_parse_number(text))
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     """Parse a number; NaN if the text is none."""
     try:
         return float(text)

@@ -74,8 +74,8 @@ def decode(kind: type[T], tree: Any) -> T:
     Raises:
         ValueError: If an entry is missing, unknown or of the wrong type.
     """
-    found: T = _decode(kind, tree, "")
-    return found
+    record: T = _decode(kind, tree, "")
+    return record
 
 
 def loads(kind: type[T], text: str | bytes, source: object) -> T:
@@ -141,24 +141,26 @@ def _decode_record(kind: Any, tree: dict[str, Any], name: str) -> Any:
     """Decode a dataclass; flat fields take the entries that are left."""
     hints = _hints(kind)
     rest = dict(tree)
-    found = {}
+    arguments = {}
     flattened = [item for item in fields(kind) if _is_flat(kind, item)]
     for item in fields(kind):
         if item in flattened:
             continue
         key = _key(item)
         if key in rest:
-            found[item.name] = _decode(hints[item.name], rest.pop(key), f"{name}.{key}".lstrip("."))
+            arguments[item.name] = _decode(
+                hints[item.name], rest.pop(key), f"{name}.{key}".lstrip(".")
+            )
         elif _default(item) is MISSING:
             raise ValueError(f"'{key}' is missing" + (f" in '{name}'" if name else ""))
     for item in flattened:
         known = set(_names(hints[item.name]))
         mine = {key: rest.pop(key) for key in list(rest) if not known or key in known}
         if mine or _default(item) is MISSING:
-            found[item.name] = _decode(hints[item.name], mine, name)
+            arguments[item.name] = _decode(hints[item.name], mine, name)
     if rest:
         raise ValueError(f"'{next(iter(rest))}' is unknown" + (f" in '{name}'" if name else ""))
-    return kind(**found)
+    return kind(**arguments)
 
 
 def _names(kind: Any) -> Iterator[str]:

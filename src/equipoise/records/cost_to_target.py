@@ -23,12 +23,13 @@ class Spending:
 
 def spendings(records: Sequence[RoundRecord]) -> Iterator[Spending]:
     """Iterate over the cost after each round; nothing if the run has no clock."""
-    joules = megabytes = 0.0
+    joules = 0.0
+    megabytes = 0.0
     for record in records:
         if record.clock is None:
             return
         joules += math.nan if record.energy is None else record.energy
-        megabytes += record.bytes.both / 1e6
+        megabytes += record.bytes.total / 1e6
         yield Spending(record.round, record.clock, joules, megabytes)
 
 
@@ -44,7 +45,9 @@ def best(records: Sequence[RoundRecord], name: str, metric: str, higher: bool) -
     Returns:
         The score; None if there is none.
     """
-    values = [value for record in records if (value := record.named(name).get(metric)) is not None]
+    values = [
+        value for record in records if (value := record.evaluation(name).get(metric)) is not None
+    ]
     return (max if higher else min)(values, default=None)
 
 
@@ -64,7 +67,7 @@ def cost_to_reach(
         The cost; None if the target was never reached.
     """
     for record, spent in zip(records, spendings(records), strict=False):
-        value = record.named(name).get(metric)
+        value = record.evaluation(name).get(metric)
         if value is not None and (value >= target if higher else value <= target):
             return spent
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.records.codec import Flat
-from equipoise.records.scores import Evaluated, Evaluations
+from equipoise.records.scores import Evaluations, HasEvaluations
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Bytes:
         return Bytes(self.up + other.up, self.down + other.down)
 
     @property
-    def both(self) -> int:
+    def total(self) -> int:
         """Sum of both directions."""
         return self.up + self.down
 
@@ -72,7 +72,7 @@ class LostRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundRecord(Evaluated):
+class RoundRecord(HasEvaluations):
     """One round. Entries that do not apply are None or empty, and absent in JSON.
 
     Scores of clients are means over all participants so far; an absent client counts with the model
@@ -126,6 +126,6 @@ class RoundRecord(Evaluated):
     seconds: float
 
     @property
-    def evaluated(self) -> bool:
+    def has_client_scores(self) -> bool:
         """Whether clients were evaluated."""
         return bool(self.trained)

@@ -127,7 +127,7 @@ class RunFolder(CheckedFolder):
         """Raise ``UsageError`` if this is no folder of a run, or a damaged or older one."""
         self.read_config()
 
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether the folder is in use.
 
         It is not if a run ended before it wrote its config.
@@ -142,20 +142,20 @@ class RunFolder(CheckedFolder):
         names = {entry.name for entry in self.path.iterdir()}
         return any(not name.startswith(io.TEMPORARY_PREFIX) for name in names - empty)
 
-    def refuse(self, again: bool) -> None:
+    def refuse(self, allows_run: bool) -> None:
         """Check that a run may be written to the folder.
 
         Args:
-            again: Whether the folder may contain a run.
+            allows_run: Whether the folder may contain a run.
 
         Raises:
             UsageError: If the folder is in use, or by something else than a run.
         """
-        if not self.begun():
+        if not self.has_begun():
             return
         if self.path.is_file():
             raise UsageError(f"'{self.path}' is a file, not a folder: choose another --out")
-        if not again:
+        if not allows_run:
             raise UsageError(
                 f"'{self.path}' exists already: choose another --out, or give --resume or "
                 "--overwrite"
@@ -247,21 +247,21 @@ class RunFolder(CheckedFolder):
             )
         return int(wanted)
 
-    def _refuse_pooled_client(self, wanted: str) -> None:
+    def _refuse_pooled_client(self, name: str) -> None:
         """Say which model serves a client that was too small for one of its own."""
         if not self.preparation.exists():
             return
         served_by = dict(json.loads(self.preparation.read_text()).get("served_by", ()))
-        if wanted not in served_by:
+        if name not in served_by:
             return
-        pool = served_by[wanted]
+        pool = served_by[name]
         if pool:
             raise UsageError(
-                f"client '{wanted}' has no model of its own, because it had few rows: "
+                f"client '{name}' has no model of its own, because it had few rows: "
                 f"the model of '{pool}' was trained on its rows and serves it"
             )
         raise UsageError(
-            f"client '{wanted}' was left out of training, because it had few rows: "
+            f"client '{name}' was left out of training, because it had few rows: "
             "only the global model may serve it"
         )
 
@@ -425,7 +425,7 @@ class ComparisonFolder(CheckedFolder):
     comparison = NamedFile("compare.json")
     """Command and summaries."""
 
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether a comparison has begun here; its manifest may be missing."""
         if (self.path / self.comparison.name).is_file():
             return True

@@ -83,40 +83,40 @@ class Evaluations:
     trained: Scores = NOTHING
     personal: Scores = NOTHING
 
-    def named(self, name: str) -> Scores:
+    def evaluation(self, name: str) -> Scores:
         """Return one evaluation by its name in JSON, one of :data:`NAMED`."""
-        found: Scores = getattr(self, "global_" if name == "global" else name)
-        return found
+        scores: Scores = getattr(self, "global_" if name == "global" else name)
+        return scores
 
 
-class Evaluated:
+class HasEvaluations:
     """Test scores as attributes, for rounds and runs."""
 
     test: Evaluations | None
 
-    def named(self, name: str) -> Scores:
+    def evaluation(self, name: str) -> Scores:
         """Return one evaluation by its name in JSON, one of :data:`NAMED`."""
-        return self.test.named(name) if self.test else NOTHING
+        return self.test.evaluation(name) if self.test else NOTHING
 
     @property
     def global_(self) -> Scores:
         """The server's model on the server's test set."""
-        return self.named("global")
+        return self.evaluation("global")
 
     @property
     def received(self) -> Scores:
         """The models that clients received, on their own test sets."""
-        return self.named("received")
+        return self.evaluation("received")
 
     @property
     def trained(self) -> Scores:
         """The models that clients trained, on their own test sets."""
-        return self.named("trained")
+        return self.evaluation("trained")
 
     @property
     def personal(self) -> Scores:
         """The models that clients use, on their own test sets."""
-        return self.named("personal")
+        return self.evaluation("personal")
 
 
 @dataclass(frozen=True)

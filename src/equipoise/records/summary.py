@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.records.codec import Flat
 from equipoise.records.rounds import Bytes, PrivacySpent, RoundRecord
-from equipoise.records.scores import NOTHING, Evaluated, Evaluations, Scores
+from equipoise.records.scores import NOTHING, Evaluations, HasEvaluations, Scores
 
 MIN_RELATIVE_GAIN = 1e-4
 """Smaller gains of the validation loss do not count: a run that hardly moves has converged."""
@@ -104,7 +104,7 @@ class Converged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary(Evaluated):
+class Summary(HasEvaluations):
     """Summary of a finished run; its scores (``summary.personal.acc``) are of the last round."""
 
     about: Flat[About]
@@ -225,7 +225,7 @@ def convergence_round(
     points = [
         (record.round, value)
         for record in records
-        if (value := record.named(name).get(metric)) is not None
+        if (value := record.evaluation(name).get(metric)) is not None
     ]
     if len(points) < CONVERGENCE_WINDOW:
         return None
@@ -254,7 +254,7 @@ def summarise(
     """
     last = records[-1]
     nothing = Evaluations(global_=NOTHING)
-    evaluated = [record for record in records if record.evaluated]
+    evaluated = [record for record in records if record.has_client_scores]
     scored = [(validation_score(record, metric, higher_is_better), record) for record in evaluated]
     known = [(score, record) for score, record in scored if score is not None]
     best = max(known, key=lambda pair: pair[0])[1] if known else last

@@ -35,7 +35,7 @@ class TableCell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """A table that the reader can sort by its columns."""
 
     kind: ClassVar[str] = "table"
@@ -110,7 +110,7 @@ class Details:
     is_open: bool = False
 
 
-Block = Table | Tiles | Plots | Heading | Paragraph | Notes | Code | Details
+Block = TableBlock | Tiles | Plots | Heading | Paragraph | Notes | Code | Details
 
 
 @dataclass(frozen=True)

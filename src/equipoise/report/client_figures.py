@@ -14,7 +14,7 @@ from equipoise.report.figures import (
     Trace,
     color,
     figure,
-    line,
+    line_trace,
     quantiles,
     symbol,
     to_json_numbers,
@@ -106,11 +106,13 @@ def heldout_clients(groups: Sequence[RunGroup], display: MetricDisplay) -> Figur
         results = [summary.newcomers for summary in group.summaries if summary.newcomers]
         runs = []
         for result in results:
-            scores = {epochs: found.get(display.metric) for epochs, found in result.after.items()}
+            scores = {
+                epochs: metrics.get(display.metric) for epochs, metrics in result.after.items()
+            }
             runs.append({epochs: value for epochs, value in scores.items() if value is not None})
         if runs:
             options = {**display.line_options, "mode": "lines+markers"}
-            traces += line(runs, group.label, index, **options)
+            traces += line_trace(runs, group.label, index, **options)
     x_title = "epochs (of agents: steps) of a newcomer's own training"
     return figure(traces, x_title, display.label) if traces else None
 

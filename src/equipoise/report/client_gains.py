@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from equipoise.report.blocks import MISSING, Details, Table, TableCell, TableColumn
+from equipoise.report.blocks import MISSING, Details, TableBlock, TableCell, TableColumn
 from equipoise.report.figures import MetricDisplay
 from equipoise.report.run_data import RunData, RunGroup
 from equipoise.report.statistics import paired_difference
@@ -162,8 +162,8 @@ def _best_words(
     for label, values in means.items():
         if label == best.label or len(values) != num_seeds:
             continue
-        found = paired_difference(values, means[best.label], display.higher_is_better)
-        if found is not None and found.verdict == "tie":
+        difference = paired_difference(values, means[best.label], display.higher_is_better)
+        if difference is not None and difference.verdict == "tie":
             ties.append(label)
     if not ties:
         return f"{best.label} has the best personal models ({score})"
@@ -172,12 +172,12 @@ def _best_words(
 
 def _means_by_seed(group: RunGroup) -> list[float]:
     """Return the mean over clients with each seed."""
-    found = []
+    means = []
     for run in group.runs:
         known = [score for score in run.personal_scores if math.isfinite(score)]
         if known:
-            found.append(fmean(known))
-    return found
+            means.append(fmean(known))
+    return means
 
 
 def _gains(
@@ -245,7 +245,7 @@ def gains_table(groups: Sequence[RunGroup], display: MetricDisplay) -> Details |
     head += [TableColumn(title, display.higher_is_better) for title, _, _ in columns]
     over_seeds = ", means over seeds" if len(group.runs) > 1 else ""
     summary = f"Clients of {group.label} by name{selection}{over_seeds}"
-    return Details(summary, [Table(head, rows)], is_open=len(clients) <= MAX_OPEN_CLIENTS)
+    return Details(summary, [TableBlock(head, rows)], is_open=len(clients) <= MAX_OPEN_CLIENTS)
 
 
 def _cell(value: float | None, sign: str, display: MetricDisplay) -> TableCell:

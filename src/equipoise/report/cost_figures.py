@@ -15,8 +15,8 @@ from equipoise.report.figures import (
     color,
     dash,
     figure,
-    line,
-    lines,
+    group_lines,
+    line_trace,
     thin,
     to_json_numbers,
 )
@@ -44,8 +44,8 @@ def local_training(groups: Sequence[RunGroup], name: str) -> Figure | None:
         lowest = {t: value.min for t, value in values.items()}
         highest = {t: value.max for t, value in values.items()}
         means = {t: value.mean for t, value in values.items()}
-        traces += line([lowest, highest], group.label, index)[:1]
-        traces += line([means], group.label, index)
+        traces += line_trace([lowest, highest], group.label, index)[:1]
+        traces += line_trace([means], group.label, index)
     axis: Figure = {"type": "log", "dtick": 1} if name == "lr" else {}
     return figure(traces, "round", TRAINING_TITLES[name], yaxis=axis) if traces else None
 
@@ -56,7 +56,7 @@ def bytes_so_far(groups: Sequence[RunGroup]) -> Figure | None:
     for index, group in enumerate(groups):
         megabytes = _megabytes(group.first_run)
         if any(megabytes.values()):
-            traces += line([megabytes], group.label, index)
+            traces += line_trace([megabytes], group.label, index)
     return figure(traces, "round", "MB up and down so far") if traces else None
 
 
@@ -110,18 +110,18 @@ def seconds_per_round(groups: Sequence[RunGroup]) -> Figure:
     traces: list[Trace] = []
     for index, group in enumerate(groups):
         seconds = {record.round: record.seconds for record in group.first_run.records}
-        traces += line([seconds], group.label, index)
+        traces += line_trace([seconds], group.label, index)
     return figure(traces, "round", "seconds per round", yaxis={"rangemode": "tozero"})
 
 
 def privacy_spent(groups: Sequence[RunGroup]) -> Figure | None:
     """Draw epsilon over rounds, of runs with differential privacy."""
-    traces = lines(groups, _epsilon, bounds=NON_NEGATIVE)
+    traces = group_lines(groups, _epsilon, bounds=NON_NEGATIVE)
     return figure(traces, "round", "epsilon") if traces else None
 
 
 def _megabytes(run: RunData) -> dict[int, float]:
-    totals = accumulate(record.bytes.both / 1e6 for record in run.records)
+    totals = accumulate(record.bytes.total / 1e6 for record in run.records)
     return {record.round: total for record, total in zip(run.records, totals, strict=True)}
 
 
@@ -187,7 +187,7 @@ def error_against_theory(groups: Sequence[RunGroup], display: MetricDisplay) -> 
 def subspace_distance(groups: Sequence[RunGroup]) -> Figure | None:
     """Draw the distance between the agents' shared representation and the true subspace."""
     info = metric_info("subspace")
-    traces = lines(
+    traces = group_lines(
         groups,
         lambda run: run.scores_by_round("received", "subspace"),
         bounds=(info.lowest, info.highest),

@@ -251,13 +251,13 @@ def _mean_text(mean: float | None, is_share: bool) -> str:
 
 def _column_lines(views: Sequence[ColumnDescription]) -> list[str]:
     """List columns, with their values cut to fit the line."""
-    names = [_cut(name, MAX_NAME_WIDTH) for name in ("column", *(view.name for view in views))]
+    names = [_shorten(name, MAX_NAME_WIDTH) for name in ("column", *(view.name for view in views))]
     kinds = ["becomes", *(view.kind for view in views)]
     missing = ["missing", *(_missing_text(view) for view in views)]
     values = ["values", *(view.values for view in views)]
     other_widths = sum(max(map(len, column)) for column in (names, kinds, missing))
     available = max(MIN_VALUES_WIDTH, TEXT_WIDTH - other_widths - 6)  # three gaps of two
-    values = [_cut(value, available).ljust(MIN_VALUES_WIDTH) for value in values]
+    values = [_shorten(value, available).ljust(MIN_VALUES_WIDTH) for value in values]
     table = [list(row) for row in zip(names, kinds, values, missing, strict=True)]
     return _align(table, numbers_right=False)
 
@@ -271,7 +271,7 @@ def _missing_text(view: ColumnDescription) -> str:
 
 def _align(table: Sequence[Sequence[str]], numbers_right: bool = True) -> list[str]:
     """Lay out columns side by side: the first to the left, the others to the right or left."""
-    rows = [[_cut(row[0], MAX_NAME_WIDTH), *row[1:]] for row in table]
+    rows = [[_shorten(row[0], MAX_NAME_WIDTH), *row[1:]] for row in table]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -282,5 +282,5 @@ def _align(table: Sequence[Sequence[str]], numbers_right: bool = True) -> list[s
     return lines
 
 
-def _cut(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from equipoise.records.client_table import spreadsheet_cell
 from equipoise.records.decision import Candidate, Decision, SiteDecision
-from equipoise.report.blocks import Block, Heading, Notes, Table, TableCell, TableColumn
+from equipoise.report.blocks import Block, Heading, Notes, TableBlock, TableCell, TableColumn
 from equipoise.report.terminal import fit_table
 from equipoise.utils import io as files
 from equipoise.utils.metrics import format_score
@@ -143,9 +143,9 @@ def decision_blocks(decision: Decision) -> list[Block]:
     ]
     site_head = [TableColumn(title, higher) for title in site_titles(decision)]
     return [
-        Table(titles, candidates),
+        TableBlock(titles, candidates),
         Heading("Sites"),
-        Table(site_head, sites),
+        TableBlock(site_head, sites),
         Notes(decision.notes),
     ]
 

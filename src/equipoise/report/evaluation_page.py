@@ -29,7 +29,7 @@ from equipoise.report.blocks import (
     Plot,
     Plots,
     Section,
-    Table,
+    TableBlock,
     TableCell,
     TableColumn,
     Tiles,
@@ -312,14 +312,14 @@ def cross_site_cells(matrix: CrossSite) -> list[list[str]]:
     ]
 
 
-def cross_site_table(matrix: CrossSite) -> Table:
+def cross_site_table(matrix: CrossSite) -> TableBlock:
     """Make the table of every model at every site."""
     higher = higher_is_better(matrix.metric)
     rows = []
     for cells, scores in zip(cross_site_cells(matrix), matrix.scores, strict=True):
         numbers = [None, *(one.value for one in scores)]
         rows.append([TableCell(text, number) for text, number in zip(cells, numbers, strict=True)])
-    return Table([TableColumn(title, higher) for title in cross_site_titles(matrix)], rows)
+    return TableBlock([TableColumn(title, higher) for title in cross_site_titles(matrix)], rows)
 
 
 def horizon_titles(scores: Sequence[HorizonScores]) -> list[str]:
@@ -340,10 +340,10 @@ def horizon_cells(scores: Sequence[HorizonScores]) -> list[list[str]]:
     ]
 
 
-def horizon_table(scores: Sequence[HorizonScores]) -> Table:
+def horizon_table(scores: Sequence[HorizonScores]) -> TableBlock:
     """Make the table of scores at a horizon."""
     columns = [TableColumn(title) for title in horizon_titles(scores)]
-    return Table(columns, [[TableCell(text) for text in row] for row in horizon_cells(scores)])
+    return TableBlock(columns, [[TableCell(text) for text in row] for row in horizon_cells(scores)])
 
 
 def group_titles(groups: Sequence[GroupScores], metric: str) -> list[str]:
@@ -366,11 +366,13 @@ def group_cells(groups: Sequence[GroupScores], metric: str) -> list[list[str]]:
     ]
 
 
-def group_table(groups: Sequence[GroupScores], metric: str) -> Table:
+def group_table(groups: Sequence[GroupScores], metric: str) -> TableBlock:
     """Make the table of groups."""
     higher = higher_is_better(metric)
     titles = [TableColumn(title, higher) for title in group_titles(groups, metric)]
-    return Table(titles, [[TableCell(text) for text in row] for row in group_cells(groups, metric)])
+    return TableBlock(
+        titles, [[TableCell(text) for text in row] for row in group_cells(groups, metric)]
+    )
 
 
 def _group_kinds(groups: Sequence[GroupScores]) -> list[str]:

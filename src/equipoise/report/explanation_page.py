@@ -17,7 +17,7 @@ from equipoise.report.blocks import (
     Plot,
     Plots,
     Section,
-    Table,
+    TableBlock,
     TableCell,
     TableColumn,
 )
@@ -78,9 +78,8 @@ def render_explanation(explanation: Explanation) -> str:
     """Render the page of an explanation."""
     section, figures = explanation_section(explanation)
     first = explanation.importances[0]
-    verdict = (
-        f"{first.column} matters most: {explanation.metric} falls by {_text(first)} without it."
-    )
+    fall = f"{explanation.metric} falls by {_format_importance(first)}"
+    verdict = f"{first.column} matters most: {fall} without it."
     return render_page(explanation.title, verdict, "", [section], figures)
 
 
@@ -109,21 +108,21 @@ def importance_cells(explanation: Explanation) -> list[list[str]]:
     for one in explanation.importances:
         sites = _by_site(explanation, one.column)
         ends = [f"{value:.4f} ({name})" for value, name in _ends(sites)]
-        rows.append([one.column, _text(one), *(ends or [MISSING, MISSING])])
+        rows.append([one.column, _format_importance(one), *(ends or [MISSING, MISSING])])
     return rows
 
 
-def importance_table(explanation: Explanation) -> Table:
+def importance_table(explanation: Explanation) -> TableBlock:
     """Make the table of importance."""
     rows = []
     for cells, one in zip(importance_cells(explanation), explanation.importances, strict=True):
         ends: list[float | None] = [v for v, _ in _ends(_by_site(explanation, one.column))]
         numbers = [None, one.importances_mean, *(ends or [None, None])]
         rows.append([TableCell(text, number) for text, number in zip(cells, numbers, strict=True)])
-    return Table([TableColumn(title, True) for title in TITLES], rows)
+    return TableBlock([TableColumn(title, True) for title in TITLES], rows)
 
 
-def _text(importance: Importance) -> str:
+def _format_importance(importance: Importance) -> str:
     """Write an importance with its deviation."""
     return f"{importance.importances_mean:.4f} ± {importance.importances_std:.4f}"
 

@@ -104,7 +104,7 @@ def thin(rounds: Sequence[int]) -> list[int]:
     return [*rounds[: len(rounds) - 1 : step], rounds[-1]]
 
 
-def line(
+def line_trace(
     runs: Sequence[Mapping[int, float]],
     name: str,
     index: int,
@@ -187,13 +187,13 @@ def figure(traces: Sequence[Trace], x_title: str, y_title: str, **layout: Any) -
     return {"data": list(traces), "layout": {**axes, **layout}}
 
 
-def lines(
+def group_lines(
     groups: Sequence[RunGroup], values: Callable[[RunData], dict[int, float]], **options: Any
 ) -> list[Trace]:
     """Draw one line per group."""
     traces = []
     for index, group in enumerate(groups):
-        traces += line([values(run) for run in group.runs], group.label, index, **options)
+        traces += line_trace([values(run) for run in group.runs], group.label, index, **options)
     return traces
 
 
@@ -209,12 +209,12 @@ def scores_of_one_method(groups: Sequence[RunGroup], display: MetricDisplay) -> 
         is_same = scores == [run.scores_by_round("trained") for run in runs]
         if name == "personal" and is_same:  # the method makes no personal models of its own
             continue
-        traces += line(scores, SCORE_TITLES[name], index, **display.line_options)
+        traces += line_trace(scores, SCORE_TITLES[name], index, **display.line_options)
     layout: Figure = {"yaxis": display.axis}
     for index, side in enumerate(("global", "local"), start=len(NAMED)):
         utilities = [_utility(run, side) for run in runs]
         options: Trace = {"bounds": NON_NEGATIVE, "yaxis": "y2", "opacity": 0.65}
-        utility_traces = line(utilities, f"utility, {side}", index, **options)
+        utility_traces = line_trace(utilities, f"utility, {side}", index, **options)
         if utility_traces and utility_traces[-1]["mode"] == "lines":
             utility_traces[-1]["line"]["dash"] = "dot"
         traces += utility_traces
@@ -237,7 +237,7 @@ def score_of_methods(
     groups: Sequence[RunGroup], display: MetricDisplay, name: str
 ) -> Figure | None:
     """Draw one score of several methods over rounds."""
-    traces = lines(groups, lambda run: run.scores_by_round(name), **display.line_options)
+    traces = group_lines(groups, lambda run: run.scores_by_round(name), **display.line_options)
     return figure(traces, "round", display.label, yaxis=display.axis) if traces else None
 
 

@@ -92,7 +92,7 @@ class RunData:
             The values of those rounds that evaluated it.
         """
         metric = metric or self.metric
-        values = {record.round: record.named(name).get(metric) for record in self.records}
+        values = {record.round: record.evaluation(name).get(metric) for record in self.records}
         return {round: value for round, value in values.items() if value is not None}
 
     def logged_by_round(self, name: str) -> dict[int, float]:
@@ -214,7 +214,7 @@ def find_run_folders(path: Path) -> list[Path]:
     if not folders:
         raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
     comparison = ComparisonFolder(path)
-    if not comparison.begun():
+    if not comparison.has_begun():
         return folders
     methods = list(comparison.read().summaries)
     order = {method_folder_name(method): index for index, method in enumerate(methods)}

@@ -26,7 +26,7 @@ from equipoise.report.blocks import (
     Plot,
     Plots,
     Section,
-    Table,
+    TableBlock,
     TableCell,
     TableColumn,
     Tiles,
@@ -125,7 +125,7 @@ def _result_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     ]
 
 
-def _tiles(group: RunGroup, columns: Sequence[tables.Column]) -> tuple[Tiles, Tiles]:
+def _tiles(group: RunGroup, columns: Sequence[tables.SummaryColumn]) -> tuple[Tiles, Tiles]:
     """Show the scores of one method at a glance, and all other figures for those who unfold."""
     summary = group.summaries[0]
     cells = tables.summary_rows({"": group.summaries}, columns)[""]
@@ -147,7 +147,7 @@ def _tiles(group: RunGroup, columns: Sequence[tables.Column]) -> tuple[Tiles, Ti
     return Tiles(main), Tiles(rest)
 
 
-def _main_titles(columns: Sequence[tables.Column]) -> list[str]:
+def _main_titles(columns: Sequence[tables.SummaryColumn]) -> list[str]:
     """Return the titles of the columns that everybody reads: scores before training details."""
     return [
         column.title
@@ -156,7 +156,10 @@ def _main_titles(columns: Sequence[tables.Column]) -> list[str]:
     ]
 
 
-def _result_table(by_method: tables.SummariesByMethod, columns: Sequence[tables.Column]) -> Table:
+def _result_table(
+    by_method: tables.SummariesByMethod, columns: Sequence[tables.SummaryColumn]
+) -> TableBlock:
+    """Return the table of all methods, with the best mean of each column marked."""
     cells = tables.summary_rows(by_method, columns)
     best_means: list[float | None] = []
     for i, column in enumerate(columns):
@@ -172,11 +175,11 @@ def _result_table(by_method: tables.SummariesByMethod, columns: Sequence[tables.
         rows.append(row_cells)
     head = [TableColumn("method")]
     head += [TableColumn(column.title, column.higher_is_better) for column in columns]
-    return Table(head, rows)
+    return TableBlock(head, rows)
 
 
 def _paired_blocks(
-    by_method: tables.SummariesByMethod, columns: Sequence[tables.Column]
+    by_method: tables.SummariesByMethod, columns: Sequence[tables.SummaryColumn]
 ) -> list[Block]:
     """Show the differences of all methods to the best one, seed by seed."""
     main_columns = [column for column in columns if column.is_main_score]
@@ -188,14 +191,14 @@ def _paired_blocks(
             continue
         digits = paired.column.digits
         rows = []
-        for method, found in paired.differences.items():
-            interval = f"{found.low:+.{digits}f} … {found.high:+.{digits}f}"
+        for method, difference in paired.differences.items():
+            interval = f"{difference.low:+.{digits}f} … {difference.high:+.{digits}f}"
             rows.append(
                 [
                     TableCell(method),
-                    TableCell(f"{found.mean:+.{digits}f}", found.mean),
-                    TableCell(interval, found.low),
-                    TableCell(found.verdict),
+                    TableCell(f"{difference.mean:+.{digits}f}", difference.mean),
+                    TableCell(interval, difference.low),
+                    TableCell(difference.verdict),
                 ]
             )
         higher = paired.column.higher_is_better
@@ -205,7 +208,10 @@ def _paired_blocks(
             TableColumn("95 % interval", higher),
             TableColumn(""),
         ]
-        blocks += [Heading(f"{title}: difference to {paired.best}, the best"), Table(head, rows)]
+        blocks += [
+            Heading(f"{title}: difference to {paired.best}, the best"),
+            TableBlock(head, rows),
+        ]
     return [Details("Paired differences over seeds", blocks)] if blocks else []
 
 
@@ -215,6 +221,7 @@ def _paired_blocks(
 def _score_plots(
     plots: _PlotList, groups: Sequence[RunGroup], display: MetricDisplay
 ) -> list[Plot]:
+    """Return the figures of scores: of all methods, or the course of one."""
     shown: list[Plot] = []
     if len(groups) > 1:
         for name in ("global", "personal", "received"):
@@ -248,6 +255,7 @@ def _score_plots(
 def _client_blocks(
     plots: _PlotList, groups: Sequence[RunGroup], display: MetricDisplay
 ) -> list[Block]:
+    """Show the clients: gains, scores, data, newcomers, and the table of one method."""
     gains = client_gains.gains_table(groups, display)
     boxes = client_figures.personal_score_boxes(groups, display)
     shown = plots.add("Personal models, client by client", boxes, "All seeds; one dot per client.")
@@ -292,7 +300,7 @@ def _client_table(run: RunData) -> list[Block]:
 
     head = [TableColumn(name.replace("_", " ")) for name in run.clients]
     cells = [[cell(name, values[i]) for name, values in run.clients.items()] for i in rows]
-    return [Details(f"Table of clients{selection}", [Table(head, cells)])]
+    return [Details(f"Table of clients{selection}", [TableBlock(head, cells)])]
 
 
 def _decision_plots(plots: _PlotList, groups: Sequence[RunGroup]) -> tuple[list[Plot], list[Plot]]:
@@ -383,7 +391,7 @@ def _guard_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     titles = ("run", "guard", "rounds", "replies", "clients most often")
     return [
         Paragraph(about, is_faint=True),
-        Table([TableColumn(title) for title in titles], rows),
+        TableBlock([TableColumn(title) for title in titles], rows),
     ]
 
 
@@ -400,13 +408,13 @@ def _certificate_blocks(groups: Sequence[RunGroup]) -> list[Block]:
     rows = []
     for group in groups:
         for summary in group.summaries:
-            found = summary.certificate
-            if found is None:
+            certificate = summary.certificate
+            if certificate is None:
                 continue
-            server_gain = found.server.gain if found.server else None
-            clients = found.clients
+            server_gain = certificate.server.gain if certificate.server else None
+            clients = certificate.clients
             gains = [
-                found.largest_gain,
+                certificate.largest_gain,
                 clients.largest,
                 clients.mean,
                 clients.gaining,
@@ -416,7 +424,7 @@ def _certificate_blocks(groups: Sequence[RunGroup]) -> list[Block]:
             for gain in gains:
                 text = MISSING if gain is None else f"{100 * gain:.1f} %"
                 cells.append(TableCell(text, gain))
-            cells.append(TableCell(str(found.samples), float(found.samples)))
+            cells.append(TableCell(str(certificate.samples), float(certificate.samples)))
             rows.append(cells)
     if not rows:
         return []
@@ -433,7 +441,10 @@ def _certificate_blocks(groups: Sequence[RunGroup]) -> list[Block]:
         "What any player would gain in utility by deviating alone, relative to what it has; "
         "0 % is an equilibrium. The choices are sampled, so these are lower bounds."
     )
-    return [Paragraph(about, is_faint=True), Table([TableColumn(title) for title in titles], rows)]
+    return [
+        Paragraph(about, is_faint=True),
+        TableBlock([TableColumn(title) for title in titles], rows),
+    ]
 
 
 def _coverage_blocks(groups: Sequence[RunGroup]) -> list[Block]:
@@ -449,7 +460,7 @@ def _coverage_blocks(groups: Sequence[RunGroup]) -> list[Block]:
             cells = [TableCell(number_text(value), value) for value in values]
             rows.append([TableCell(group.label), *cells])
     titles = ("method", "final error", "μ_min", "μ_avg", "C_het", "t_mix")
-    return [Table([TableColumn(title) for title in titles], rows)] if rows else []
+    return [TableBlock([TableColumn(title) for title in titles], rows)] if rows else []
 
 
 def _command_blocks(groups: Sequence[RunGroup], command: str) -> list[Block]:

@@ -40,7 +40,7 @@ SummariesByMethod = Mapping[str, Sequence[Summary]]
 
 
 @dataclass(frozen=True)
-class Column:
+class SummaryColumn:
     """One number of a summary: how to find it and how to write it."""
 
     title: str
@@ -66,7 +66,7 @@ class Cell:
     """A number over seeds, in the unit of its column."""
 
     values: tuple[float, ...]
-    column: Column
+    column: SummaryColumn
 
     @property
     def mean(self) -> float | None:
@@ -91,7 +91,7 @@ Rows = dict[str, list[Cell]]
 """One row of cells per method."""
 
 
-def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Column]:
+def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[SummaryColumn]:
     """List the columns of a result table.
 
     Args:
@@ -104,7 +104,7 @@ def summary_columns(summary: Summary, *, with_clock: bool = False) -> list[Colum
     return [*_score_columns(summary), *_cost_columns(with_clock)]
 
 
-def _score_columns(summary: Summary) -> list[Column]:
+def _score_columns(summary: Summary) -> list[SummaryColumn]:
     """List the columns of all evaluations, in the unit of the main metric."""
     metric = summary.trained.metric or "acc"
     higher = higher_is_better(metric)
@@ -119,8 +119,8 @@ def _score_columns(summary: Summary) -> list[Column]:
         get: Callable[[Summary], float | None],
         name: str = "",
         on_screen: bool = True,
-    ) -> Column:
-        return Column(
+    ) -> SummaryColumn:
+        return SummaryColumn(
             f"{title} {unit}",
             get,
             scale=100.0 if is_percent else 1.0,
@@ -131,7 +131,7 @@ def _score_columns(summary: Summary) -> list[Column]:
             metric=metric if name else "",
         )
 
-    def score_column(title: str, get: Callable[[Summary], Scores], name: str = "") -> Column:
+    def score_column(title: str, get: Callable[[Summary], Scores], name: str = "") -> SummaryColumn:
         return value_column(title, lambda summary: get(summary).get(metric), name)
 
     columns = [
@@ -157,7 +157,7 @@ def _score_columns(summary: Summary) -> list[Column]:
     return columns
 
 
-def _cost_columns(with_clock: bool) -> list[Column]:
+def _cost_columns(with_clock: bool) -> list[SummaryColumn]:
     """List the columns of convergence, steps, bytes and time."""
 
     def column(
@@ -166,8 +166,8 @@ def _cost_columns(with_clock: bool) -> list[Column]:
         scale: float = 1.0,
         digits: int = 2,
         on_screen: bool = True,
-    ) -> Column:
-        return Column(title, get, scale, digits, on_screen, higher_is_better=False)
+    ) -> SummaryColumn:
+        return SummaryColumn(title, get, scale, digits, on_screen, higher_is_better=False)
 
     columns = [
         column(
@@ -191,16 +191,16 @@ def _same_rows(model: str, name: str) -> Callable[[Summary], float | None]:
     """Return a getter for a score on the clients' own test rows."""
 
     def get(summary: Summary) -> float | None:
-        found = summary.same_rows.get(model)
-        return None if found is None else getattr(found, name)
+        estimate = summary.same_rows.get(model)
+        return None if estimate is None else getattr(estimate, name)
 
     return get
 
 
 def _worst_decile(summary: Summary) -> float | None:
     """Return the score that nine of ten personal models reach."""
-    found = summary.same_rows.get(PERSONAL)
-    return found.worst_decile if found else summary.personal.get("p10")
+    scores = summary.same_rows.get(PERSONAL)
+    return scores.worst_decile if scores else summary.personal.get("p10")
 
 
 def _newcomer_scores(epochs: int) -> Callable[[Summary], Scores]:
@@ -214,10 +214,10 @@ def _newcomer_scores(epochs: int) -> Callable[[Summary], Scores]:
     return get
 
 
-def summary_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Rows:
+def summary_rows(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> Rows:
     """Make one row of cells per method. Seeds without a number do not count in its cell."""
 
-    def cell(summaries: Sequence[Summary], column: Column) -> Cell:
+    def cell(summaries: Sequence[Summary], column: SummaryColumn) -> Cell:
         values = [column.get(summary) for summary in summaries]
         return Cell(tuple(column.scale * value for value in values if value is not None), column)
 
@@ -228,13 +228,17 @@ def summary_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Row
     return {**rows, **_baseline_rows(by_method, columns)}
 
 
-def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> Rows:
+def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> Rows:
     """Make rows for a constant and for each site's own model, on the rows of personal models."""
     rows: Rows = {}
     for model, label in BASELINE_LABELS.items():
         if model in by_method:  # the method of this name has a row of its own
             continue
-        known = [found for found in by_method.values() if all(model in s.same_rows for s in found)]
+        known = [
+            summaries
+            for summaries in by_method.values()
+            if all(model in s.same_rows for s in summaries)
+        ]
         if not known:
             continue
         cells = []
@@ -246,7 +250,9 @@ def _baseline_rows(by_method: SummariesByMethod, columns: Sequence[Column]) -> R
     return rows
 
 
-def scores_over_seeds(by_method: SummariesByMethod, column: Column) -> dict[str, list[float]]:
+def scores_over_seeds(
+    by_method: SummariesByMethod, column: SummaryColumn
+) -> dict[str, list[float]]:
     """Return one number per seed, for those methods that have it with every seed."""
     scores: dict[str, list[float]] = {}
     for method, summaries in by_method.items():
@@ -257,7 +263,7 @@ def scores_over_seeds(by_method: SummariesByMethod, column: Column) -> dict[str,
     return scores
 
 
-def undefined_reason(by_method: SummariesByMethod, column: Column) -> str:
+def undefined_reason(by_method: SummariesByMethod, column: SummaryColumn) -> str:
     """Explain why no method has a score.
 
     Args:
@@ -269,27 +275,27 @@ def undefined_reason(by_method: SummariesByMethod, column: Column) -> str:
     """
     if scores_over_seeds(by_method, column):
         return ""
-    summaries = [summary for found in by_method.values() for summary in found]
+    summaries = [summary for same_method in by_method.values() for summary in same_method]
     if any(column.get(summary) is not None for summary in summaries):
         return "no method has it with every seed"
-    if not any(summary.named(column.score) for summary in summaries):
+    if not any(summary.evaluation(column.score) for summary in summaries):
         return (
             "no method has a global model" if column.score == "global" else "it was not evaluated"
         )
     condition = metric_info(column.metric).undefined_if or "its value is not a finite number"
-    where = "the server's test set" if column.score == "global" else "every client"
-    return f"{column.metric} has no value where {condition}, which is the case for {where}"
+    location = "the server's test set" if column.score == "global" else "every client"
+    return f"{column.metric} has no value where {condition}, which is the case for {location}"
 
 
-def undefined_notes(by_method: SummariesByMethod, columns: Sequence[Column]) -> list[str]:
+def undefined_notes(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> list[str]:
     """Write a sentence for each main score that was evaluated and is undefined for everybody."""
     notes = []
     for column in columns:
         if not column.is_main_score:
             continue
         reason = undefined_reason(by_method, column)
-        summaries = [summary for found in by_method.values() for summary in found]
-        if reason and any(summary.named(column.score) for summary in summaries):
+        summaries = [summary for same_method in by_method.values() for summary in same_method]
+        if reason and any(summary.evaluation(column.score) for summary in summaries):
             notes.append(f"{column.title} is undefined: {reason}.")
     return notes
 
@@ -298,14 +304,16 @@ def undefined_notes(by_method: SummariesByMethod, columns: Sequence[Column]) -> 
 class PairedTable:
     """Differences of all methods to the best one in one score."""
 
-    column: Column
+    column: SummaryColumn
     best: str = ""
     differences: Mapping[str, PairedDifference] = field(default_factory=dict)
     undefined: str = ""
     """Why there is nothing to compare; empty if there is."""
 
 
-def paired_tables(by_method: SummariesByMethod, columns: Sequence[Column]) -> list[PairedTable]:
+def paired_tables(
+    by_method: SummariesByMethod, columns: Sequence[SummaryColumn]
+) -> list[PairedTable]:
     """Compare all methods with the best one, seed by seed.
 
     Args:
@@ -326,14 +334,22 @@ def paired_tables(by_method: SummariesByMethod, columns: Sequence[Column]) -> li
             tables.append(PairedTable(column, undefined=undefined_reason(by_method, column)))
             continue
         best_method, differences = compare_to_best(scores, column.higher_is_better)
-        known = [(method, found) for method, found in differences.items() if found is not None]
+        known = [
+            (method, difference)
+            for method, difference in differences.items()
+            if difference is not None
+        ]
         known.sort(key=lambda item: item[1].mean, reverse=column.higher_is_better)
         tables.append(PairedTable(column, best_method, dict(known)))
     return tables
 
 
 def results_markdown(
-    title: str, rows: Rows, columns: Sequence[Column], command: str, notes: Sequence[str] = ()
+    title: str,
+    rows: Rows,
+    columns: Sequence[SummaryColumn],
+    command: str,
+    notes: Sequence[str] = (),
 ) -> str:
     """Write the result table as Markdown.
 
@@ -354,7 +370,7 @@ def results_markdown(
     return "\n".join(lines) + "\n"
 
 
-def results_csv(rows: Rows, columns: Sequence[Column]) -> str:
+def results_csv(rows: Rows, columns: Sequence[SummaryColumn]) -> str:
     """Write the result table as CSV: mean and standard deviation of every column."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -368,7 +384,7 @@ def results_csv(rows: Rows, columns: Sequence[Column]) -> str:
     return file.getvalue()
 
 
-def paired_markdown(by_method: SummariesByMethod, columns: Sequence[Column]) -> str:
+def paired_markdown(by_method: SummariesByMethod, columns: Sequence[SummaryColumn]) -> str:
     """Write the paired differences as Markdown; empty for a single method or a single seed."""
     tables = paired_tables(by_method, columns)
     if not tables:
@@ -381,9 +397,11 @@ def paired_markdown(by_method: SummariesByMethod, columns: Sequence[Column]) -> 
         lines += [f"**{table.column.title}**, best: {table.best}", ""]
         lines += ["| method | difference | interval | |", "|---|---:|---:|---|"]
         digits = table.column.digits
-        for method, found in table.differences.items():
-            interval = f"{found.low:+.{digits}f} … {found.high:+.{digits}f}"
-            lines.append(f"| {method} | {found.mean:+.{digits}f} | {interval} | {found.verdict} |")
+        for method, difference in table.differences.items():
+            interval = f"{difference.low:+.{digits}f} … {difference.high:+.{digits}f}"
+            lines.append(
+                f"| {method} | {difference.mean:+.{digits}f} | {interval} | {difference.verdict} |"
+            )
         lines.append("")
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from equipoise.records.rounds import RoundRecord
-from equipoise.report.tables import Column, Rows
+from equipoise.report.tables import Rows, SummaryColumn
 
 COLUMN_GAP = 3  # characters between the contents of two columns: padding and line
 MIN_COLUMN_WIDTH = 7
@@ -84,7 +84,11 @@ def sparkline(values: Sequence[float], max_width: int) -> str:
 
 
 def print_results(
-    title: str, rows: Rows, columns: Sequence[Column], console: Console, notes: Sequence[str] = ()
+    title: str,
+    rows: Rows,
+    columns: Sequence[SummaryColumn],
+    console: Console,
+    notes: Sequence[str] = (),
 ) -> None:
     """Print the result table of a run or a comparison.
 
@@ -237,7 +241,7 @@ class ProgressDisplay:
         if self.quiet:
             return
         t = record.round
-        if record.evaluated:
+        if record.has_client_scores:
             self._scores = _score_line(record)
         if record.dropped:
             reason = next(iter(record.rejected.values()), "not finite")
@@ -265,5 +269,6 @@ class ProgressDisplay:
 def _score_line(record: RoundRecord) -> str:
     metric = record.trained.metric or "acc"
     return "  ".join(
-        f"{name} {format_score(metric, record.named(name).get(metric))}" for name in PROGRESS_SCORES
+        f"{name} {format_score(metric, record.evaluation(name).get(metric))}"
+        for name in PROGRESS_SCORES
     )

@@ -86,7 +86,7 @@ class RunFollower:
 
     def score_history(self, name: str) -> list[float]:
         """Return the main metric of some models over rounds, such as ``personal``."""
-        scores = [record.named(name).get(self.metric) for record in self.records]
+        scores = [record.evaluation(name).get(self.metric) for record in self.records]
         return [score for score in scores if score is not None]
 
 
@@ -97,19 +97,19 @@ class _Row(NamedTuple):
     history: list[float]
 
 
-def watch(path: Path, every: float, console: Console) -> None:
+def watch(path: Path, interval: float, console: Console) -> None:
     """Show runs until all of them are finished; once if the output is not a terminal.
 
     Args:
         path: Folder of a run or a comparison.
-        every: Seconds between polls.
+        interval: Seconds between polls.
         console: Where to show them.
 
     Raises:
-        UsageError: There is no run, a file is damaged, or ``every`` is not above 0.
+        UsageError: There is no run, a file is damaged, or ``interval`` is not above 0.
     """
-    if not 0 < every < math.inf:
-        raise UsageError(f"every is {every}: must be a number of seconds above 0")
+    if not 0 < interval < math.inf:
+        raise UsageError(f"every is {interval}: must be a number of seconds above 0")
     runs = [RunFollower(folder) for folder in find_run_folders(path)]
     if not console.is_terminal:
         console.print(render_runs(runs, console.width))
@@ -117,7 +117,7 @@ def watch(path: Path, every: float, console: Console) -> None:
     is_comparison = not RunFolder(path).has_config()
     with Live(render_runs(runs, console.width), console=console, auto_refresh=False) as live:
         while not all(run.is_finished for run in runs):
-            time.sleep(every)
+            time.sleep(interval)
             if is_comparison:  # runs are added as they begin
                 known = {run.folder.path for run in runs}
                 folders = [folder for folder in find_run_folders(path) if folder not in known]
@@ -166,6 +166,7 @@ def render_runs(runs: Sequence[RunFollower], width: int) -> RenderableType:
 
 
 def _render_run(run: RunFollower, width: int) -> RenderableType:
+    """Draw a run: progress, scores and decisions over rounds, traffic."""
     head = Text(f"{run.title}   {run.state}", style="bold")
     bar_width = min(2 * MAX_SPARKLINE_WIDTH, width)
     filled = bar_width * run.last_round // run.num_rounds

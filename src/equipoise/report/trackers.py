@@ -70,8 +70,10 @@ def round_metrics(record: RoundRecord) -> Metrics:
 def summary_metrics(summary: Summary) -> Metrics:
     """Flatten a summary likewise, with names under ``summary/``."""
     entries = codec.encode(summary)
-    kept = {name: value for name, value in entries.items() if name not in NON_SUMMARY_METRICS}
-    return {f"summary/{name}": value for name, value in _flatten(kept).items()}
+    shown_entries = {
+        name: value for name, value in entries.items() if name not in NON_SUMMARY_METRICS
+    }
+    return {f"summary/{name}": value for name, value in _flatten(shown_entries).items()}
 
 
 def _flatten(entries: Mapping[str, Any]) -> Metrics:

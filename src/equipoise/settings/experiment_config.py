@@ -62,16 +62,7 @@ class ExperimentConfig:
         Raises:
             UsageError: If options are unknown or wrong; all are reported at once.
         """
-        given_method = given.get("method", usual_method(given.get("model")))
-        method = find_method(given_method)
-        method_name = given_method if isinstance(given_method, str) else recorded_name(method)
-        task = find_task(given.get("task", "synthetic"))
-        given_selection = given.get("selection", "uniform")
-        selection = find_selection(given_selection)
-        policy_name = (
-            given_selection if isinstance(given_selection, str) else selection_name(selection)
-        )
-        names = {"method": method_name, "task": task.recorded_name, "selection": policy_name}
+        method, task, selection, names = _named_parts(given)
         values, errors = _values_by_owner({**given, **names}, options(method, task))
 
         def build(config: Callable[..., Config], owner: str) -> Config | None:
@@ -180,22 +171,39 @@ class ExperimentConfig:
         }
 
 
+def _named_parts(
+    given: Mapping[str, Any],
+) -> tuple[type[Method], TaskSpec, type[SelectionPolicy], dict[str, str]]:
+    """Return method, task and selection policy of a run, and the names that a run records."""
+    given_method = given.get("method", usual_method(given.get("model")))
+    method = find_method(given_method)
+    task = find_task(given.get("task", "synthetic"))
+    given_selection = given.get("selection", "uniform")
+    selection = find_selection(given_selection)
+    method_name = given_method if isinstance(given_method, str) else recorded_name(method)
+    policy_name = given_selection
+    if not isinstance(given_selection, str):
+        policy_name = selection_name(selection)
+    names = {"method": method_name, "task": task.recorded_name, "selection": policy_name}
+    return method, task, selection, names
+
+
 def _values_by_owner(
-    given: Mapping[str, Any], known: OptionTable
+    given: Mapping[str, Any], table: OptionTable
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Sort values by the config that owns them.
 
     Args:
         given: Values by short or full name.
-        known: Options of run, method and task.
+        table: Options of run, method and task.
 
     Returns:
         For each of `OWNERS` its values by field, and one message per value of a wrong type.
     """
     values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     errors: list[str] = []
-    for key, value in resolve_names(known, given).items():
-        item = known[key]
+    for key, value in resolve_names(table, given).items():
+        item = table[key]
         try:
             values[item.owner][item.name] = from_config_value(key, value, item.kind)
         except UsageError as error:

@@ -32,8 +32,8 @@ def config_schema() -> Schema:
         "method": _named_section("method", methods),
         "task": _named_section("task", tasks),
     }
-    for owner, found in shared.items():
-        inner = {option.name: _option_schema(option) for option in found}
+    for owner, owner_schemas in shared.items():
+        inner = {option.name: _option_schema(option) for option in owner_schemas}
         properties |= inner
         properties[owner] = {
             "type": "object",
@@ -62,12 +62,12 @@ def _named_section(owner: str, groups: dict[str, list[Option]]) -> Schema:
             "type": "object",
             "properties": {
                 "name": {"const": name},
-                **{option.name: _option_schema(option) for option in found},
+                **{option.name: _option_schema(option) for option in schemas},
             },
             "required": ["name"],
             "additionalProperties": False,
         }
-        for name, found in groups.items()
+        for name, schemas in groups.items()
     ]
     own = {"type": "string", "description": f"your own {owner} as module:Class or file.py:Class"}
     return {"anyOf": [{"enum": list(groups)}, own, *sections]}
@@ -75,14 +75,14 @@ def _named_section(owner: str, groups: dict[str, list[Option]]) -> Schema:
 
 def _by_option(groups: dict[str, list[Option]]) -> dict[str, list[Schema]]:
     """Return the distinct schemas of each option of some methods or tasks."""
-    found: dict[str, list[Schema]] = {}
+    schemas: dict[str, list[Schema]] = {}
     for members in groups.values():
         for option in members:
             schema = _option_schema(option)
-            known = found.setdefault(option.name, [])
+            known = schemas.setdefault(option.name, [])
             if schema not in known:
                 known.append(schema)
-    return found
+    return schemas
 
 
 def _option_schema(option: Option) -> Schema:

@@ -27,7 +27,7 @@ def nested_options(config: Mapping[str, Any], with_defaults: bool = False) -> di
         known = options(find_method(config["method"]), find_task(config["task"]))
     except UsageError:  # a method or task that was made in Python
         return dict(config)
-    found: dict[str, Any] = {owner: {"name": config[owner]} for owner in NAMED_SECTIONS}
+    sections: dict[str, Any] = {owner: {"name": config[owner]} for owner in NAMED_SECTIONS}
     for name, value in config.items():
         if name in NAMED_SECTIONS or name not in known:
             continue
@@ -35,10 +35,10 @@ def nested_options(config: Mapping[str, Any], with_defaults: bool = False) -> di
         if not with_defaults and to_config_value(option.default) == value:
             continue
         if option.owner == "run":
-            found[option.name] = value
+            sections[option.name] = value
         else:
-            found.setdefault(option.owner, {})[option.name] = value
+            sections.setdefault(option.owner, {})[option.name] = value
     for owner in NAMED_SECTIONS:
-        if found[owner].keys() == {"name"}:
-            found[owner] = found[owner]["name"]
-    return found
+        if sections[owner].keys() == {"name"}:
+            sections[owner] = sections[owner]["name"]
+    return sections

@@ -81,7 +81,7 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
     Raises:
         UsageError: If an option of the method or task has the name of an option of the run.
     """
-    found = [
+    all_options = [
         *of_config(RunConfig, "run"),
         *of_config(ClockConfig, "timing"),
         *of_config(TrainingConfig, "training", task.training),
@@ -90,8 +90,8 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
         *of_config(method, "method"),
     ]
     known: dict[str, Option] = {}
-    for item in found:
-        same = [other for other in found if other.name == item.name]
+    for item in all_options:
+        same = [other for other in all_options if other.name == item.name]
         if any(other.owner not in OWNERS_WITH_FULL_NAMES for other in same) and len(same) > 1:
             raise UsageError(
                 f"{same[1].owner} option '{item.name}' is also an option of {same[0].owner}: "
@@ -115,53 +115,53 @@ def of_config(config: type, owner: str, defaults: Options | None = None) -> list
     Raises:
         UsageError: If an option has no default.
     """
-    found = []
+    options_of_class = []
     for item in dataclasses.fields(config):
         if item.default is MISSING:
             raise UsageError(f"option '{item.name}' has no default: every option needs one")
         default = getattr(defaults, item.name) if defaults else item.default
-        found.append(
+        options_of_class.append(
             Option(item.name, owner, option_types(config)[item.name], default, constraint_of(item))
         )
-    return found
+    return options_of_class
 
 
-def has_option(known: OptionTable, name: str) -> bool:
+def has_option(table: OptionTable, name: str) -> bool:
     """Return whether there is an option with this short or full name."""
-    return any(name in (item.name, item.full) for item in known.values())
+    return any(name in (item.name, item.full) for item in table.values())
 
 
-def find(known: OptionTable, name: str) -> str:
+def find(table: OptionTable, name: str) -> str:
     """Find the key of an option.
 
     Args:
-        known: All options.
+        table: All options.
         name: Short or full name.
 
     Returns:
-        The key in ``known``.
+        The key in ``table``.
 
     Raises:
         UsageError: If the name is unknown, or method and task both have it.
     """
-    if name in known:
+    if name in table:
         return name
-    keys = [key for key, item in known.items() if name in (item.name, item.full)]
+    keys = [key for key, item in table.items() if name in (item.name, item.full)]
     if len(keys) == 1:
         return keys[0]
     if keys:
         raise UsageError(
             f"option '{name}' is one of the method and one of the task: say {' or '.join(keys)}"
         )
-    hint = f" (did you mean '{SYNONYMS[name]}'?)" if name in SYNONYMS else did_you_mean(name, known)
+    hint = f" (did you mean '{SYNONYMS[name]}'?)" if name in SYNONYMS else did_you_mean(name, table)
     raise UsageError(f"unknown option '{name}'{hint}")
 
 
-def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_names(table: OptionTable, given: Mapping[str, Any]) -> dict[str, Any]:
     """Replace names of options by their keys.
 
     Args:
-        known: All options.
+        table: All options.
         given: Values by short or full name.
 
     Returns:
@@ -170,16 +170,16 @@ def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any
     Raises:
         UsageError: If names are unknown, ambiguous or given twice; all are reported at once.
     """
-    found: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     errors: list[str] = []
     for name, value in given.items():
         try:
-            key = find(known, name)
-            if key in found:
+            key = find(table, name)
+            if key in resolved:
                 raise UsageError(f"option '{name}' is given twice, under two names")
-            found[key] = value
+            resolved[key] = value
         except UsageError as error:
             errors.append(str(error))
     if errors:
         raise UsageError("; ".join(errors))
-    return found
+    return resolved

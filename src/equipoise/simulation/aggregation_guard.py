@@ -144,7 +144,7 @@ class AggregationOutcome:
 
     Attributes:
         server: The server after the round; as it was before if the round was skipped.
-        rows: Mask `[R]` of the replies that were used.
+        accepted: Mask `[R]` of the replies that were used.
         blamed: Reason by row of a reply that made the aggregation fail.
         skipped: Why the model did not change; None if it did.
     """
@@ -246,11 +246,11 @@ class Aggregation:
 
     def _norm_factors(self, accepted: Tensor) -> Tensor:
         """Return factors for the accepted replies that bound the norms of what they upload."""
-        facts = self.diagnostics
-        by_norm = shrink_factors(facts.norms[accepted], self.bounds.norm_ratio)
-        if not bool(facts.extra_norms.any()):
+        diagnostics = self.diagnostics
+        by_norm = shrink_factors(diagnostics.norms[accepted], self.bounds.norm_ratio)
+        if not bool(diagnostics.extra_norms.any()):
             return by_norm
-        by_extra = shrink_factors(facts.extra_norms[accepted], self.bounds.influence_ratio)
+        by_extra = shrink_factors(diagnostics.extra_norms[accepted], self.bounds.influence_ratio)
         return torch.minimum(by_norm, by_extra)
 
 
@@ -468,8 +468,8 @@ def update_norms(before: Params, after: Params, clients: int) -> Tensor:
     ]
     if not each:
         return torch.zeros(clients, dtype=torch.float64)
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
-    return whole
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return norms
 
 
 def mean_change(before: Params, mean: Params, weights: Tensor) -> Params:
@@ -516,8 +516,8 @@ def extra_norms(update: ClientUpdate, clients: int) -> Tensor:
     if not parts:
         return torch.zeros(clients, dtype=torch.float64)
     each = [_norms_of_stack(value, torch.zeros_like(value[0])) for value in parts]
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
-    return whole
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return norms
 
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
@@ -576,7 +576,7 @@ def _ratio_to_trimmed_max(values: Floats, accepted: NDArray[np.bool_]) -> Floats
     return values / usual if usual > 0 else np.zeros_like(values)
 
 
-def rows_are_finite(tree: object, clients: int, known: Iterable[int] = ()) -> Tensor:
+def rows_are_finite(tree: object, clients: int, checked: Iterable[int] = ()) -> Tensor:
     """Return for each client whether all of its numbers are finite.
 
     A sum is finite only if all of its terms are, so that one pass decides for nearly all tensors.
@@ -584,22 +584,22 @@ def rows_are_finite(tree: object, clients: int, known: Iterable[int] = ()) -> Te
     Args:
         tree: A tree of tensors `[K, ...]`.
         clients: The number K of clients.
-        known: Addresses of tensors that are checked elsewhere.
+        checked: Addresses of tensors that are checked elsewhere.
 
     Returns:
         A mask `[K]`.
     """
     is_finite = torch.ones(clients, dtype=torch.bool)
-    seen = set(known)  # an uploaded tensor is often part of the client state, too
+    seen = set(checked)  # an uploaded tensor is often part of the client state, too
     for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())
             if value.stride(0) == 0:  # one tensor of all clients
                 value = value[:1]
             rows = value.reshape(len(value), -1)
-            whole = torch.isfinite(rows.sum(1))
+            row_is_finite = torch.isfinite(rows.sum(1))
             # A sum of large finite numbers may overflow: look at each number then.
-            is_finite &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
+            is_finite &= row_is_finite if bool(row_is_finite.all()) else torch.isfinite(rows).all(1)
     return is_finite
 
 

@@ -30,7 +30,6 @@ from equipoise.core import (
 )
 from equipoise.utils import pytree, torch_internals
 from equipoise.utils import rng as random
-from equipoise.utils import rng as streams
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -67,13 +66,13 @@ class ClientRuntime(Client):
         self.num_rounds = rounds
         self.task = task
         self.training = training
-        self._when = rng
+        self._rng = rng
         self.message = message
         self.local_params = client_state.local_params
         self.state = client_state.state
-        # Shared with what `within` gives: a client has one source of data.
-        self._sources: dict[str, State] = {"now": client_state.data_state}
-        self._taken = [torch.zeros_like(id)]
+        # Both are shared with what `scoped` gives: a client has one source of data.
+        self._data: dict[str, State] = {"state": client_state.data_state}
+        self._step_counts = [torch.zeros_like(id)]
         self.logged = {}
         configured = LocalHParams(
             torch.full_like(id, training.epochs),
@@ -84,12 +83,12 @@ class ClientRuntime(Client):
     @property
     def steps_taken(self) -> Tensor:
         """Gradient steps in this round so far."""
-        return torch.stack(self._taken).sum(0)
+        return torch.stack(self._step_counts).sum(0)
 
     @property
     def data_state(self) -> State:
         """Return the state of the client's data source after its training so far."""
-        return self._sources["now"]
+        return self._data["state"]
 
     def fit(
         self,
@@ -108,7 +107,7 @@ class ClientRuntime(Client):
         training: TrainingConfig | None = None,
     ) -> Params:
         """Train on the client's own data, and return the new parameters."""
-        how = LocalTrainRequest(
+        request = LocalTrainRequest(
             params,
             self.id,
             self.id,
@@ -122,7 +121,7 @@ class ClientRuntime(Client):
             clamp,
             stream,
         )
-        return self._fit(how, hparams or self.hparams, blocks, training)[0]
+        return self._fit(request, hparams or self.hparams, blocks, training)[0]
 
     def fit_with_moving_anchor(
         self, params: Params, proximal: ProximalTerm, **options: Any
@@ -136,37 +135,48 @@ class ClientRuntime(Client):
 
     def _fit(
         self,
-        fit: LocalTrainRequest,
-        train: LocalHParams,
+        request: LocalTrainRequest,
+        hparams: LocalHParams,
         blocks: tuple[str, ...] | None,
         training: TrainingConfig | None = None,
     ) -> tuple[Params, Params]:
+        """Complete a request and run it; count its steps and keep the new state of the data.
+
+        Args:
+            request: The request, without epochs, rate and names of trainable parameters.
+            hparams: Epochs and learning rate.
+            blocks: Blocks that are trained; None for all.
+            training: Settings of local training in place of the run's.
+
+        Returns:
+            The trained parameters, and the anchor (empty without a proximal term).
+        """
         task = self.task
-        when = replace(self._when, training=training or self.training)
-        dtype = next(iter(fit.params.values())).dtype
-        pull = fit.proximal
-        if pull is not None:
-            strength, follow = (
-                torch.as_tensor(value, dtype=dtype) for value in (pull.mu, pull.anchor_lr)
-            )
-            pull = ProximalTerm(pull.anchor, strength, follow)
-        names = tuple(fit.params) if blocks is None else task.info.param_names(*blocks)
-        fit = replace(
-            fit, epochs=train.epochs, lr=train.lr.to(dtype), proximal=pull, trainable=names
+        rng = replace(self._rng, training=training or self.training)
+        dtype = next(iter(request.params.values())).dtype
+        proximal = request.proximal
+        if proximal is not None:
+            mu = torch.as_tensor(proximal.mu, dtype=dtype)
+            anchor_lr = torch.as_tensor(proximal.anchor_lr, dtype=dtype)
+            proximal = ProximalTerm(proximal.anchor, mu, anchor_lr)
+        request = replace(
+            request,
+            epochs=hparams.epochs,
+            lr=hparams.lr.to(dtype),
+            proximal=proximal,
+            trainable=tuple(request.params) if blocks is None else task.info.param_names(*blocks),
         )
 
-        def steps(ids: Tensor, request: LocalTrainRequest) -> Tensor:
-            return (
-                task.num_steps(ids, request.epochs, when.training, request.data_range)
-                * request.steps_per_batch
-            )
+        def num_steps(ids: Tensor, request: LocalTrainRequest) -> Tensor:
+            num_batches = task.num_steps(ids, request.epochs, rng.training, request.data_range)
+            return num_batches * request.steps_per_batch
 
-        params, anchor, self._sources["now"], taken = call_mapped(
-            lambda call: (*task.fit(*call, when), steps(*call[:2])),
-            lambda call: (*task.fit_stack(*call, when), steps(*call[:2])),
-            (self.id, fit, self.data_state),
+        params, anchor, self._data["state"], steps = call_mapped(
+            lambda call: (*task.fit(*call, rng), num_steps(*call[:2])),
+            lambda call: (*task.fit_stack(*call, rng), num_steps(*call[:2])),
+            (self.id, request, self.data_state),
         )
-        self._taken.append(taken)
+        self._step_counts.append(steps)
         return params, anchor
 
     def evaluate(self, params: Params, split: str = "val") -> Params:
@@ -181,10 +191,10 @@ class ClientRuntime(Client):
     def grad_sq_norm(self, params: Params) -> Tensor:
         """Return the squared norm of the gradient on the training data."""
         task = self.task
-        when = self._when
+        rng = self._rng
         return call_mapped(
-            lambda call: task.grad_sq_norm(*call, when),
-            lambda call: task.grad_sq_norm_stack(*call, when),
+            lambda call: task.grad_sq_norm(*call, rng),
+            lambda call: task.grad_sq_norm_stack(*call, rng),
             (self.id, params),
         )
 
@@ -199,12 +209,12 @@ class ClientRuntime(Client):
 
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
         """Draw uniform numbers from the client's own random stream."""
-        when = self._when
+        rng = self._rng
         count = int(torch.Size(shape).numel())
-        number = stream if isinstance(stream, streams.Stream) else streams.METHOD_DRAWS[stream]
+        number = stream if isinstance(stream, random.Stream) else random.METHOD_DRAWS[stream]
 
         def draw(ids: Tensor) -> Tensor:
-            key = random.keys(when.seed, ids.reshape(-1).numpy(), when.round, number)
+            key = random.keys(rng.seed, ids.reshape(-1).numpy(), rng.round, number)
             return torch.from_numpy(random.uniform(key, count)).reshape(*ids.shape, *shape)
 
         return call_mapped(draw, draw, self.id)
@@ -233,24 +243,24 @@ class ClientRuntime(Client):
         """Return the typical speed and bandwidth of the client's device."""
         names = [item.name for item in fields(DeviceProfile)]
 
-        def look(ids: Tensor) -> Params:
-            usual = self.task.info.devices.profiles(ids.reshape(-1).numpy())
+        def read_profiles(ids: Tensor) -> Params:
+            profiles = self.task.info.devices.profiles(ids.reshape(-1).numpy())
             return {
-                name: torch.from_numpy(getattr(usual, name)).reshape(ids.shape) for name in names
+                name: torch.from_numpy(getattr(profiles, name)).reshape(ids.shape) for name in names
             }
 
-        return DeviceProfile(**call_mapped(look, look, self.id))
+        return DeviceProfile(**call_mapped(read_profiles, read_profiles, self.id))
 
     def any_client(self, condition: Tensor) -> bool:
         """Return whether the condition holds for any client of the stack."""
-        seen: list[bool] = []
+        holds: list[bool] = []
 
-        def look(condition: Tensor) -> Tensor:
-            seen.append(bool(condition.any()))
+        def check(condition: Tensor) -> Tensor:
+            holds.append(bool(condition.any()))
             return condition
 
-        call_mapped(look, look, condition)
-        return seen[0]
+        call_mapped(check, check, condition)
+        return holds[0]
 
 
 def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) -> ClientResult:
@@ -258,21 +268,21 @@ def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) 
     c.start, c.state = method.receive(c)
     c.hparams, c.state = method.configure_training(c)
     c.trained, c.state = method.train(c)
-    up, c.state = method.upload(c)
+    update, c.state = method.upload(c)
     # The personal model must not move the client's data source, so that is taken before it.
-    held = ClientState(c.trained, c.state, c.data_state)
+    client_state = ClientState(c.trained, c.state, c.data_state)
     steps = c.steps_taken
     personal = method.personal_model(c)
-    named = {"received": c.start, "trained": c.trained}
+    models = {"received": c.start, "trained": c.trained}
     if personal is not c.trained:
-        named["personal"] = held.personal = personal
+        client_state.personal = personal
+        models["personal"] = personal
     scores = {
-        split: {name: c.evaluate(params, split) for name, params in named.items()}
+        split: {name: c.evaluate(params, split) for name, params in models.items()}
         for split in splits
     }
-    return ClientResult(
-        up, held, LocalHParams(c.hparams.epochs, c.hparams.lr), steps, scores, c.logged
-    )
+    hparams = LocalHParams(c.hparams.epochs, c.hparams.lr)
+    return ClientResult(update, client_state, hparams, steps, scores, c.logged)
 
 
 # --- client code over many clients ---------------------------------------------------------------
@@ -288,7 +298,7 @@ class _Mapped(torch.autograd.Function):
 
     @staticmethod
     def forward(call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return call.run(call.one, tensors)
+        return call.run(call.for_one, tensors)
 
     @staticmethod
     def setup_context(ctx: object, inputs: object, output: object) -> None:
@@ -302,18 +312,18 @@ class _Mapped(torch.autograd.Function):
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip(tensors, in_dims[1:], strict=True)
         )
-        out = call.run(call.stack, stacked)
-        return out, (0,) * len(out)
+        outputs = call.run(call.for_stack, stacked)
+        return outputs, (0,) * len(outputs)
 
 
 class _Call:
     """One call of a primitive; remembers the structure of its arguments and of its result."""
 
     def __init__(
-        self, one: Callable[[A], object], stack: Callable[[A], object], arguments: A
+        self, for_one: Callable[[A], object], for_stack: Callable[[A], object], arguments: A
     ) -> None:
-        self.one = one
-        self.stack = stack
+        self.for_one = for_one
+        self.for_stack = for_stack
         self.arguments = arguments
         self.result: object = None
 
@@ -350,17 +360,19 @@ def over_clients(
     if not torch_internals.has_vmap_levels():
         return _public_map(body, axes, arguments)
     level = torch_internals.enter_vmap(clients)
-    before = (_MAP.level, _MAP.clients)
+    outer_level = _MAP.level
+    outer_clients = _MAP.clients
     _MAP.level = level
     _MAP.clients = clients
     try:
         batched = [
-            _batched(argument, axis, level) for argument, axis in zip(arguments, axes, strict=True)
+            _add_batch_dims(argument, axis, level)
+            for argument, axis in zip(arguments, axes, strict=True)
         ]
         return _stacks(body(*batched), level, clients)
     finally:
-        _MAP.level = before[0]
-        _MAP.clients = before[1]
+        _MAP.level = outer_level
+        _MAP.clients = outer_clients
         torch_internals.leave_vmap()
 
 
@@ -391,7 +403,7 @@ def _leaf_axes(tree: object, axis: Axes) -> list[int | None]:
     return axes
 
 
-def _batched(tree: Any, axis: Axes, level: int) -> Any:
+def _add_batch_dims(tree: Any, axis: Axes, level: int) -> Any:
     """Return stacks as the values of one client."""
     if axis is None:
         return tree
@@ -412,12 +424,12 @@ def _stacks(tree: R, level: int, clients: int) -> R:
     return stacks
 
 
-def call_mapped(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) -> R:
-    """Call `one(arguments)`, or `stack` on all clients' arguments inside a map over clients.
+def call_mapped(for_one: Callable[[A], R], for_stack: Callable[[A], R], arguments: A) -> R:
+    """Call `for_one(arguments)`, or `for_stack` on all clients' arguments in a map over clients.
 
     Args:
-        one: The primitive for one client.
-        stack: The primitive for a stack of clients.
+        for_one: The primitive for one client.
+        for_stack: The primitive for a stack of clients.
         arguments: Trees of tensors: dictionaries, tuples, messages.
 
     Returns:
@@ -430,12 +442,12 @@ def call_mapped(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) ->
         with torch_internals.outside_vmap():
             _MAP.level = None
             try:
-                found = stack(stacked)
+                results = for_stack(stacked)
             finally:
                 _MAP.level = level
-        batched: R = _batched(found, 0, level)
+        batched: R = _add_batch_dims(results, 0, level)
         return batched
-    record = _Call(one, stack, arguments)
-    out = _Mapped.apply(record, *pytree.leaves(arguments))  # type: ignore[no-untyped-call]
-    result: R = pytree.with_leaves(record.result, out)  # type: ignore[assignment]
+    call = _Call(for_one, for_stack, arguments)
+    outputs = _Mapped.apply(call, *pytree.leaves(arguments))  # type: ignore[no-untyped-call]
+    result: R = pytree.with_leaves(call.result, outputs)  # type: ignore[assignment]
     return result

@@ -63,13 +63,13 @@ class ClientSelector:
         return chosen.sort().values
 
     def observe(
-        self, round: int, asked: Tensor, replies: RoundReplies, elapsed: float, params: Params
+        self, round: int, cohort: Tensor, replies: RoundReplies, elapsed: float, params: Params
     ) -> None:
         """Let the policy learn from a round, and update what is known of the clients.
 
         Args:
             round: Number of the round.
-            asked: The clients that were asked.
+            cohort: The clients that were asked.
             replies: What arrived.
             elapsed: Simulated seconds that the round took.
             params: The new model.
@@ -87,9 +87,9 @@ class ClientSelector:
             self._pool(everybody, len(ids), round), torch.isin(everybody, ids), elapsed, progress
         )
         self._policy_state = self.selection.observe(feedback, self._policy_state)
-        facts["last"][asked] = round
+        facts["last"][cohort] = round
         facts["replies"][ids] += 1
-        late = asked[~torch.isin(asked, ids)]
+        late = cohort[~torch.isin(cohort, ids)]
         if replies.staleness is None:  # otherwise they are still in flight
             facts["seconds"][late] = torch.fmax(
                 facts["seconds"][late], torch.tensor(elapsed, dtype=torch.float64)

@@ -80,31 +80,36 @@ class ClientTable:
     def take(self, slots: Tensor) -> State:
         """Return a copy of some rows."""
         if self._files is None:
-            found: State = map_leaves(lambda value: value.index_select(0, slots), self._memory)
-            return found
-        here = slots < self.num_in_memory
-        found = map_leaves(
+            rows: State = map_leaves(lambda value: value.index_select(0, slots), self._memory)
+            return rows
+        in_memory = slots < self.num_in_memory
+        rows = map_leaves(
             lambda value: value.new_empty((len(slots), *value.shape[1:])).index_copy_(
-                0, here.nonzero().flatten(), value[slots[here]]
+                0, in_memory.nonzero().flatten(), value[slots[in_memory]]
             ),
             self._memory,
         )
-        self._files.read(slots[~here] - self.num_in_memory, (~here).nonzero().flatten(), found)
-        return found
+        in_files = ~in_memory
+        self._files.read(slots[in_files] - self.num_in_memory, in_files.nonzero().flatten(), rows)
+        return rows
 
     def write(self, slots: Tensor, rows: State) -> None:
         """Copy rows into these slots; tensors that :meth:`first` returned stay as they are."""
         if self._aliased:
             self._memory = map_leaves(lambda value: value.clone(), self._memory)
             self._aliased = False
-        here = slots < self.num_in_memory
-        self._reserve(int(slots[here].max()) + 1 if bool(here.any()) else 0)
-        if bool(here.all()):
+        in_memory = slots < self.num_in_memory
+        self._reserve(int(slots[in_memory].max()) + 1 if bool(in_memory.any()) else 0)
+        if bool(in_memory.all()):
             map_leaves(lambda old, new: old.index_copy_(0, slots, new), self._memory, rows)
             return
         assert self._files is not None
-        map_leaves(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._memory, rows)
-        self._files.write(slots[~here] - self.num_in_memory, index(rows, ~here))
+        map_leaves(
+            lambda old, new: old.index_copy_(0, slots[in_memory], new[in_memory]),
+            self._memory,
+            rows,
+        )
+        self._files.write(slots[~in_memory] - self.num_in_memory, index(rows, ~in_memory))
 
     def replace(self, rows: State) -> bool:
         """Take over these tensors as all rows without a copy; return False if rows are in files."""
@@ -146,24 +151,26 @@ class _ShardFiles:
         self._folder = folder
         self._sizes = [value[0].nbytes for value in leaves(like)]
         self._record = sum(align_up(size) for size in self._sizes)
-        self._each = max(1, SHARD_BYTES // self._record)
+        self._records_per_shard = max(1, SHARD_BYTES // self._record)
         self._shards: dict[int, tuple[mmap.mmap, Tensor]] = {}
 
     def read(self, slots: Tensor, places: Tensor, into: State) -> None:
         """Read the records of these slots into the ``places`` of stacks."""
-        for shard, which, rows in self._by_shard(slots):
+        for shard, in_shard, rows in self._by_shard(slots):
             records = shard[1][rows]
-            for out, part in zip(leaves(into), self._parts(records), strict=True):
-                if part.numel():
-                    out[places[which]] = part.view(out.dtype).view(len(rows), *out.shape[1:])
+            for out, view in zip(leaves(into), self._leaf_views(records), strict=True):
+                if view.numel():
+                    out[places[in_shard]] = view.view(out.dtype).view(len(rows), *out.shape[1:])
             _release_pages(shard[0])
 
     def write(self, slots: Tensor, values: State) -> None:
-        for shard, which, rows in self._by_shard(slots):
+        """Write stacks to the records of these slots."""
+        for shard, in_shard, rows in self._by_shard(slots):
             records = torch.zeros(len(rows), self._record, dtype=torch.uint8)
-            for value, part in zip(leaves(values), self._parts(records), strict=True):
-                if part.numel():
-                    part.copy_(value[which].contiguous().view(len(rows), -1).view(torch.uint8))
+            for value, view in zip(leaves(values), self._leaf_views(records), strict=True):
+                if view.numel():
+                    own = value[in_shard].contiguous()
+                    view.copy_(own.view(len(rows), -1).view(torch.uint8))
             shard[1].index_copy_(0, rows, records)
             _release_pages(shard[0])
 
@@ -173,27 +180,28 @@ class _ShardFiles:
                 start = place // mmap.PAGESIZE * mmap.PAGESIZE
                 shard[0].madvise(mmap.MADV_WILLNEED, start, place + self._record - start)
 
-    def _parts(self, records: Tensor) -> list[Tensor]:
+    def _leaf_views(self, records: Tensor) -> list[Tensor]:
         """Return the bytes of each leaf as views of the records."""
-        parts = []
+        views = []
         first = 0
         for size in self._sizes:
-            parts.append(records[:, first : first + size])
+            views.append(records[:, first : first + size])
             first += align_up(size)
-        return parts
+        return views
 
     def _by_shard(self, slots: Tensor) -> list[tuple[tuple[mmap.mmap, Tensor], Tensor, Tensor]]:
         """Return for each file: which of the slots are in it, and their records there."""
-        number = slots // self._each
-        found = []
+        number = slots // self._records_per_shard
+        groups = []
         for n in number.unique().tolist():
-            which = (number == n).nonzero().flatten()
-            found.append((self._shard(n), which, slots[which] - n * self._each))
-        return found
+            in_shard = (number == n).nonzero().flatten()
+            groups.append((self._shard(n), in_shard, slots[in_shard] - n * self._records_per_shard))
+        return groups
 
     def _shard(self, number: int) -> tuple[mmap.mmap, Tensor]:
+        """Return a file and its records; the file is made when it is needed first."""
         if number not in self._shards:
-            size = self._each * self._record
+            size = self._records_per_shard * self._record
             try:
                 # A file without a name: it ends with the process.
                 with tempfile.TemporaryFile(dir=self._folder) as file:
@@ -208,7 +216,9 @@ class _ShardFiles:
                 ) from error
             self._shards[number] = (
                 mapped,
-                torch.frombuffer(mapped, dtype=torch.uint8).view(self._each, self._record),
+                torch.frombuffer(mapped, dtype=torch.uint8).view(
+                    self._records_per_shard, self._record
+                ),
             )
         return self._shards[number]
 
@@ -295,9 +305,9 @@ class ClientStore:
     def client_state(self, ids: Ints) -> ClientState:
         """Return the states of these clients `[K, ...]`."""
         self._allocate(ids)
-        where = self._slots_unless_all(ids)
+        slots = self._slots_unless_all(ids)
         return ClientState(
-            *(self._read(name, where) for name in ("local_params", "state", "data_state"))
+            *(self._read(name, slots) for name in ("local_params", "state", "data_state"))
         )
 
     def commit(
@@ -326,11 +336,11 @@ class ClientStore:
         self._allocate(ids)
         self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
 
-    def count(self, ids: Ints, more: Params) -> None:
+    def count(self, ids: Ints, amounts: Params) -> None:
         """Add to the counts of these clients."""
         self._allocate(ids)
         sums = dict(self._read("counts", self._slots_unless_all(ids)))
-        sums |= {name: sums[name] + number for name, number in more.items()}
+        sums |= {name: sums[name] + number for name, number in amounts.items()}
         self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
 
     def prefetch(self, ids: Ints) -> None:
@@ -352,9 +362,9 @@ class ClientStore:
         self.restore(ids, np.arange(len(ids)), state["trees"])
         self._changed[ids] = True
 
-    def reserve(self, seen: int) -> None:
-        """Prepare for `seen` clients that :meth:`restore` brings back."""
-        self._num_seen = seen
+    def reserve(self, num_seen: int) -> None:
+        """Prepare for `num_seen` clients that :meth:`restore` brings back."""
+        self._num_seen = num_seen
         self._tables = {}
 
     def restore(self, ids: Ints, slots: Ints, trees: State) -> None:
@@ -380,24 +390,24 @@ class ClientStore:
         """Return all rows of a table, valid until the next write; empty without the table."""
         return self._tables[name].view(self._num_seen) if name in self._tables else {}
 
-    def _read(self, name: str, where: Tensor | None) -> State:
+    def _read(self, name: str, slots: Tensor | None) -> State:
         rows = self._tables[name]
-        return rows.first(self._num_seen) if where is None else rows.take(where)
+        return rows.first(self._num_seen) if slots is None else rows.take(slots)
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
         """Write the rows for which `keep` holds; a new name is missing (NaN) elsewhere."""
-        where = self._slots_unless_all(ids)
-        whole = bool(keep.all())
+        keeps_all = bool(keep.all())
+        fills_tables = keeps_all and self._slots_unless_all(ids) is None
         self._changed[ids] = True
         for name, tree in trees.items():
             if name not in self._tables:
                 self._tables[name] = self._new_table(name, tree)
-                if where is not None or not whole:
+                if not fills_tables:
                     self._tables[name].fill_missing(0, self._num_seen)
-            if where is None and whole and self._tables[name].replace(tree):
+            if fills_tables and self._tables[name].replace(tree):
                 continue
             slots = torch.from_numpy(self.slots(ids))
-            if not whole:
+            if not keeps_all:
                 slots = slots[keep]
                 tree = index(tree, keep)
             self._tables[name].write(slots, tree)
@@ -410,6 +420,7 @@ class ClientStore:
         return torch.from_numpy(slots.astype(np.int64))
 
     def _allocate(self, ids: Ints) -> None:
+        """Give slots and initial states to those clients that have none."""
         new = ids[self._slot[ids] < 0]
         if not len(new):
             return
@@ -421,9 +432,9 @@ class ClientStore:
         counts = {
             name: torch.zeros(len(new), dtype=torch.int64) for name in ("rounds", "up", "down")
         }
-        fresh = {**to_dict(self._init_clients(torch.from_numpy(new))), "counts": counts}
-        self._scatter(new, fresh, torch.ones(len(new), dtype=torch.bool))
-        for name in self._tables.keys() - fresh.keys():
+        initial = {**to_dict(self._init_clients(torch.from_numpy(new))), "counts": counts}
+        self._scatter(new, initial, torch.ones(len(new), dtype=torch.bool))
+        for name in self._tables.keys() - initial.keys():
             self._tables[name].fill_missing(first, self._num_seen)
 
     def _new_table(self, name: str, like: State) -> ClientTable:

@@ -184,7 +184,7 @@ class Clock:
             started.bytes_down.double().numpy(),
         )
 
-    def _end_synchronous(self, round: int, wanted: int, started: StartedBatch) -> RoundReplies:
+    def _end_synchronous(self, round: int, num_wanted: int, started: StartedBatch) -> RoundReplies:
         """End with the wanted replies or at the deadline; later replies are lost."""
         durations = self._durations(round, started)
         ids = started.ids
@@ -194,7 +194,7 @@ class Clock:
             ids,
             start + durations.seconds,
             durations.lost,
-            wanted,
+            num_wanted,
             self.config.deadline_seconds,
         )
         replies = RoundReplies.from_results(ids, started.results)

@@ -85,10 +85,10 @@ def select_executor(
         The choice; `loop` on one thread unless another way is clearly faster.
     """
     if not task.info.executor_depends_on_model:
-        why = (
+        reason = (
             "dense layers" if task.info.supports_fork else "the task computes its clients together"
         )
-        return ExecutorPlan("stacked", why=why)
+        return ExecutorPlan("stacked", why=reason)
     before = torch.get_num_threads()
     try:
         cores = available_cores() if task.device.type == "cpu" else 1  # a device has its own
@@ -99,8 +99,8 @@ def select_executor(
     plain = ExecutorPlan("loop")
     if ways[best] > MAX_RELATIVE_TIME * ways[plain]:
         best = plain
-    found = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())
-    return replace(best, why=f"measured, ms a step of one client: {found}")
+    timings = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())
+    return replace(best, why=f"measured, ms a step of one client: {timings}")
 
 
 def auto_executor(
@@ -190,7 +190,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def place(task: ExperimentTask, name: str) -> ExperimentTask:
+def to_device(task: ExperimentTask, name: str) -> ExperimentTask:
     """Move a task to a device; ``auto`` is the first CUDA device, else the processor.
 
     Processes that ``torchrun`` started take one device each.
@@ -201,12 +201,13 @@ def place(task: ExperimentTask, name: str) -> ExperimentTask:
         )
     if not task.info.supports_fork and not name.startswith("cuda"):  # nothing to gain there
         return task
-    found = torch.cuda.device_count()
-    if name == "cpu" or (name == "auto" and not found):
+    num_devices = torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and not num_devices):
         return task
     number = int(name.partition(":")[2] or os.environ.get("LOCAL_RANK", "0"))
-    if number >= found:
+    if number >= num_devices:
         raise UsageError(
-            f"device is '{name}', but PyTorch finds {found} CUDA devices: use another, or auto"
+            f"device is '{name}', but PyTorch finds {num_devices} CUDA devices: use another, or "
+            "auto"
         )
     return task.to(torch.device("cuda", number))

@@ -30,7 +30,6 @@ from equipoise.core import (
     Task,
     TrainingConfig,
 )
-from equipoise.core.method import weights_by_num_examples
 from equipoise.core.report_validation import shrink_update
 from equipoise.records.rounds import LostRequest
 from equipoise.records.scores import ClientFinalScores
@@ -69,7 +68,7 @@ class CohortRequest(NamedTuple):
     client_state: ClientState
     splits: tuple[str, ...]
 
-    def part(self, rows: int | slice | Tensor) -> CohortRequest:
+    def subset(self, rows: int | slice | Tensor) -> CohortRequest:
         """Return the request of some clients, or of one (int) without the axis of clients."""
         return self._replace(
             ids=self.ids[rows],
@@ -96,17 +95,6 @@ class CohortResults:
     """Bytes of one upload, if the uploads are not in `stack`."""
     committed: bool = False
     """Whether the new client states are in the store already."""
-    known_weights: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Weights of the sums that came with the replies; empty if none came."""
-
-    def sums_are_known(self, request: SumRequest) -> bool:
-        """Return whether these are the sums that came with the replies."""
-        return (
-            request.factors is None
-            and bool(request.accepted.all())
-            and isinstance(request.weights, Tensor)
-            and torch.equal(request.weights, self.known_weights)
-        )
 
     def diagnostics(
         self, method: Method, message: ServerMessage, ids: Tensor, memory: dict[str, Any]
@@ -123,7 +111,7 @@ class CohortResults:
             return self.upload_size
         return pytree.tree_bytes(self.stack.update, stacked=True) if self.stack else 0
 
-    def commit(self, taken: Tensor) -> None:
+    def commit(self, accepted: Tensor) -> None:
         """Keep the new states of accepted clients where another process holds them."""
 
     @classmethod
@@ -131,10 +119,10 @@ class CohortResults:
         """Return the results of a cohort of which all clients replied."""
         return cls(torch.arange(len(ids)), stack)
 
-    def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
-        """Return the inner products `[K]` of the taken updates with a direction."""
+    def update_dots(self, global_params: Params, direction: Params, accepted: Tensor) -> Tensor:
+        """Return the inner products `[K]` of the accepted updates with a direction."""
         assert self.stack is not None
-        return update_dots(global_params, self.stack.update.params, direction)[taken]
+        return update_dots(global_params, self.stack.update.params, direction)[accepted]
 
     def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Compute the method's sums over the accepted replies, chunk by chunk of the cohort.
@@ -152,13 +140,14 @@ class CohortResults:
         sums: list[State | None] = []
         for first, last in pairwise([0, *row_ends]):
             rows = slice(first, last)
-            own = slice(num_accepted[first], num_accepted[last])
-            of_chunk = request._replace(
+            places = slice(num_accepted[first], num_accepted[last])  # among the accepted
+            chunk_request = request._replace(
                 accepted=request.accepted[rows],
-                weights=pytree.index(request.weights, own),
-                factors=None if request.factors is None else request.factors[own],
+                weights=pytree.index(request.weights, places),
+                factors=None if request.factors is None else request.factors[places],
             )
-            sums.append(sum_chunk(of_chunk, pytree.index(self.stack.update, chunk_index(rows))))
+            updates = pytree.index(self.stack.update, chunk_index(rows))
+            sums.append(sum_chunk(chunk_request, updates))
         return add_chunk_sums(sums)
 
 
@@ -207,14 +196,6 @@ class Executor(ABC):
         """Return the stacked states of clients before their first round."""
         return init_client_states(self.method, self.task, ids, initial, keeps_local)
 
-    def known_weights(self, method: Method, ids: Tensor) -> Tensor:
-        """Return the weights of all clients if they do not depend on replies; else empty."""
-        known = (
-            method.capabilities.aggregates_by_sum
-            and not {"aggregation_weights", "partial_sums"} & method.overridden_hooks
-        )
-        return weights_by_num_examples(self.task, ids) if known else torch.empty(0)
-
     def prefetch(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
         """Read ahead the states of clients that are likely to be asked in the next round."""
 
@@ -226,9 +207,9 @@ class Executor(ABC):
         """Return client states that are not in the simulation's own store."""
         return {}
 
-    def restore_state(self, ids: Ints, kept: State) -> State:
+    def restore_state(self, ids: Ints, trees: State) -> State:
         """Take client states from a checkpoint; return those that the simulation's store keeps."""
-        return kept
+        return trees
 
     def final_scores(
         self, ids: Ints, params: Params, rounds: int
@@ -280,7 +261,7 @@ class InProcessExecutor(Executor):
         """Run the chunks of these clients, with the bits of one chunk after another."""
         if len(chunks) == 1:
             return self.run_chunk(request)
-        results = (self.run_chunk(request.part(chunk_index(chunk))) for chunk in chunks)
+        results = (self.run_chunk(request.subset(chunk_index(chunk))) for chunk in chunks)
         return pytree.concat_stream(results, len(request.ids))
 
     def run_clients(self, request: CohortRequest) -> CohortResults:
@@ -291,7 +272,7 @@ class InProcessExecutor(Executor):
             if len(groups) == 1:
                 return CohortResults.from_all_clients(ids, self.run_group(request, groups[0]))
             results = (
-                self.run_group(request.part(group_index(group)), relative_to_first(group))
+                self.run_group(request.subset(group_index(group)), relative_to_first(group))
                 for group in groups
             )
             return CohortResults.from_all_clients(ids, pytree.concat_stream(results, len(ids)))
@@ -302,7 +283,7 @@ class Loop(InProcessExecutor):
 
     def run_chunk(self, request: CohortRequest) -> ClientResult:
         """Run the clients of a chunk."""
-        return pytree.stack([self.run_client(request.part(k)) for k in range(len(request.ids))])
+        return pytree.stack([self.run_client(request.subset(k)) for k in range(len(request.ids))])
 
 
 class Stacked(InProcessExecutor):
@@ -322,16 +303,16 @@ class Stacked(InProcessExecutor):
 
     def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
         """Join chunks where clients have equal shapes and the method adds no products."""
-        cuts = self.chunks(len(ids))
-        simple = message.hparams is None and not CLIENT_HOOKS & self.method.overridden_hooks
+        chunks = self.chunks(len(ids))
         if (
-            len(cuts) > 1
-            and simple
+            len(chunks) > 1
+            and message.hparams is None
+            and not CLIENT_HOOKS & self.method.overridden_hooks
             and len(ids) == self.task.info.num_clients
             and self._clients_are_alike
         ):
-            return group_chunks(cuts)
-        return [[chunk] for chunk in cuts]
+            return group_chunks(chunks)
+        return [[chunk] for chunk in chunks]
 
     def run_group(self, request: CohortRequest, chunks: list[slice]) -> ClientResult:
         """Compute chunks as one stack if that gives the same bits, which the first round tests.
@@ -376,9 +357,9 @@ class Stacked(InProcessExecutor):
             or not task.info.stackable
         ):
             return False
-        everybody = torch.arange(task.info.num_clients)
+        all_ids = torch.arange(task.info.num_clients)
         counts = [
-            task.num_rows(everybody, split)
+            task.num_rows(all_ids, split)
             for split in ("train", "val", "test")
             if task.has_split(split)
         ]
@@ -387,10 +368,13 @@ class Stacked(InProcessExecutor):
 
 def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> dict[str, Params]:
     """Return scores of one model on the server's test and validation (public) sets."""
-    one = {name: value.unsqueeze(0) for name, value in params.items()}
-    sets = {"test": "test", "val": "public"}
+    stack = {name: value.unsqueeze(0) for name, value in params.items()}
+    server_splits = {"test": "test", "val": "public"}
     with torch.no_grad():
-        return {split: pytree.index(task.evaluate_server(one, sets[split]), 0) for split in splits}
+        return {
+            split: pytree.index(task.evaluate_server(stack, server_splits[split]), 0)
+            for split in splits
+        }
 
 
 def init_client_states(
@@ -398,139 +382,57 @@ def init_client_states(
 ) -> ClientState:
     """Return the stacked states of clients before their first round."""
 
-    def spread(tree: State) -> State:
+    def repeat(tree: State) -> State:
         copies: State = pytree.map_leaves(
             lambda value: value.expand(len(ids), *value.shape).clone(), tree
         )
         return copies
 
-    local = spread(initial) if keeps_local else {}
-    return ClientState(local, spread(method.init_client(task, initial)), task.init_data_state(ids))
+    local_params = repeat(initial) if keeps_local else {}
+    state = repeat(method.init_client(task, initial))
+    return ClientState(local_params, state, task.init_data_state(ids))
 
 
-class ChunkedRound:
-    """Run a round chunk by chunk, and drop each chunk's uploads once they are summed."""
+def run_and_commit(
+    executor: InProcessExecutor, store: ClientStore, request: CohortRequest
+) -> CohortResults:
+    """Run clients that upload nothing, and store the new states of each group at once.
 
-    def __init__(self, executor: InProcessExecutor, store: ClientStore, keeps_local: bool) -> None:
-        """Prepare a round in chunks.
+    Only the models of one group are in memory at a time, besides those in the store.
 
-        Args:
-            executor: Executor of the clients.
-            store: State of the clients.
-            keeps_local: Whether clients keep their trained models.
-        """
-        self.executor = executor
-        self.store = store
-        self.keeps_local = keeps_local
-        self._sums_early = not keeps_local
+    Args:
+        executor: Executor of the clients.
+        store: Their states.
+        request: What they are asked; their states are read from the store.
 
-    def run(
-        self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
-    ) -> CohortResults:
-        """Run these clients, whose states are in the store."""
-        executor = self.executor
-        method = executor.method.at(round, executor.rounds)
-        groups = executor.groups(ids, message)
-        weights = executor.known_weights(method, ids) if self._sums_early else torch.empty(0)
-        commits_early = not (
-            method.shared_param_names(executor.task)
-            or method.report_ranges
-            or "upload" in method.overridden_hooks
+    Returns:
+        The results, without states and scores.
+    """
+    method = executor.method.at(request.round, executor.rounds)
+    diagnostics: list[UpdateDiagnostics] = []
+
+    def run_group(chunks: list[slice]) -> ClientResult:
+        rows = group_index(chunks)
+        ids = request.ids[rows]
+        group_request = request._replace(
+            ids=ids,
+            message=request.message.for_clients(rows),
+            client_state=store.client_state(ids.numpy()),
         )
-        if len(groups) == 1 or not (commits_early or len(weights)):
-            return self._run_all_at_once(round, ids, message, splits)
-        diagnostics: list[UpdateDiagnostics] = []
-        sums: list[State | None] = []
-        upload_size = 0
-
-        def run_group(chunks: list[slice]) -> ClientResult:
-            """Run a group of chunks; return the results without what is no longer needed."""
-            nonlocal upload_size
-            rows = group_index(chunks)
-            own = ids[rows].numpy()
-            held = self.store.client_state(own)
-            request = CohortRequest(round, ids[rows], message.for_clients(rows), held, splits)
-            inner = relative_to_first(chunks)
-            part = executor.run_group(request, inner)
-            diagnostics.append(
-                UpdateDiagnostics.compute(method, message, ids[rows], part, executor.memory)
-            )
-            upload_size = pytree.tree_bytes(part.update, stacked=True)
-            if commits_early:
-                is_finite = diagnostics[-1].is_finite
-                self.store.commit(own, part.client_state, part.scores, is_finite)
-                return replace(part, client_state=ClientState(), scores={})
-            for chunk, in_group in zip(chunks, inner, strict=True):
-                everybody = torch.ones(chunk.stop - chunk.start, dtype=torch.bool)
-                request_sum = SumRequest(method, message.params, everybody, weights[chunk])
-                sums.append(
-                    sum_chunk(request_sum, pytree.index(part.update, chunk_index(in_group)))
-                )
-            return replace(
-                part,
-                update=ClientUpdate({}, metrics=part.update.metrics),
-                client_state=replace(part.client_state, local_params={}),
-            )
-
-        with torch.no_grad():
-            stack = pytree.concat_stream(map(run_group, groups), len(ids))
-        everybody = torch.arange(len(ids))
-        known = UpdateDiagnostics.concatenate(diagnostics)
-        if commits_early:
-            return CohortResults(everybody, stack, known_diagnostics=known, committed=True)
-
-        def recompute_uploads() -> ClientUpdate:
-            # A client that is left out once may be left out in every round.
-            self._sums_early = False
-            stack = self._run_all_at_once(round, ids, message, ()).stack
-            assert stack is not None
-            return stack.update
-
-        return SummedCohortResults(
-            everybody,
-            stack,
-            known_diagnostics=known,
-            upload_size=upload_size,
-            chunk_sums=sums,
-            known_weights=weights,
-            recompute_uploads=recompute_uploads,
+        result = executor.run_group(group_request, relative_to_first(chunks))
+        group_diagnostics = UpdateDiagnostics.compute(
+            method, request.message, ids, result, executor.memory
         )
+        store.commit(ids.numpy(), result.client_state, result.scores, group_diagnostics.is_finite)
+        diagnostics.append(group_diagnostics)
+        return replace(result, client_state=ClientState(), scores={})
 
-    def _run_all_at_once(
-        self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
-    ) -> CohortResults:
-        held = self.store.client_state(ids.numpy())
-        return self.executor.run_clients(CohortRequest(round, ids, message, held, splits))
-
-
-@dataclass
-class SummedCohortResults(CohortResults):
-    """Replies whose uploads were summed and dropped, to save memory."""
-
-    chunk_sums: list[State | None] = field(default_factory=list)
-    """Sums over all clients of each chunk, by `known_weights`."""
-    recompute_uploads: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
-    """Computes the uploads once more."""
-    _has_uploads: bool = False
-
-    def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
-        """Return the known sums, or recompute the uploads if other replies are summed."""
-        if self.sums_are_known(request):
-            return add_chunk_sums(self.chunk_sums)
-        self._recover_uploads()
-        return super().partial_sums(request, chunks)
-
-    def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
-        """Recompute the uploads, and return their inner products with a direction."""
-        self._recover_uploads()
-        return super().update_dots(global_params, direction, taken)
-
-    def _recover_uploads(self) -> None:
-        if self._has_uploads:
-            return
-        assert self.stack is not None
-        self.stack = replace(self.stack, update=self.recompute_uploads())
-        self._has_uploads = True
+    with torch.no_grad():
+        groups = executor.groups(request.ids, request.message)
+        stack = pytree.concat_stream(map(run_group, groups), len(request.ids))
+    results = CohortResults.from_all_clients(request.ids, stack)
+    known = UpdateDiagnostics.concatenate(diagnostics)
+    return replace(results, known_diagnostics=known, committed=True)
 
 
 @dataclass
@@ -563,21 +465,24 @@ class RoundReplies:
     """Rounds between start and arrival of each reply, `[R]`; None if all are of this round."""
 
     @classmethod
-    def from_results(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
+    def from_results(cls, ids: Ints, results: CohortResults) -> RoundReplies:
         """Return the replies of a round without a clock."""
-        here = ids[replies.arrived.numpy()]
-        in_time = torch.ones(len(here), dtype=torch.bool)
+        arrived_ids = ids[results.arrived.numpy()]
         return cls(
-            here, replies, in_time, len(ids), _one_start_group(here, replies), dict(replies.absent)
+            arrived_ids,
+            results,
+            torch.ones(len(arrived_ids), dtype=torch.bool),
+            len(ids),
+            _one_start_group(arrived_ids, results),
+            dict(results.absent),
         )
 
 
-def _one_start_group(ids: Ints, replies: CohortResults) -> list[StartGroup]:
-    if replies.stack is None or replies.committed:
+def _one_start_group(ids: Ints, results: CohortResults) -> list[StartGroup]:
+    stack = results.stack
+    if stack is None or results.committed:
         return []
-    return [
-        StartGroup(ids, replies.stack.client_state, replies.stack.scores, torch.arange(len(ids)))
-    ]
+    return [StartGroup(ids, stack.client_state, stack.scores, torch.arange(len(ids)))]
 
 
 @runtime_checkable
@@ -616,21 +521,21 @@ def split_into_chunks(clients: int, min_clients: int) -> list[slice]:
     return [slice(clients * part // parts, clients * (part + 1) // parts) for part in range(parts)]
 
 
-def group_chunks(cuts: list[slice]) -> list[list[slice]]:
+def group_chunks(chunks: list[slice]) -> list[list[slice]]:
     """Group neighbouring chunks into stacks of at most `MAX_JOINED_CLIENTS` clients."""
-    found: list[list[slice]] = []
-    for chunk in cuts:
-        if found and chunk.stop - found[-1][0].start <= MAX_JOINED_CLIENTS:
-            found[-1].append(chunk)
+    groups: list[list[slice]] = []
+    for chunk in chunks:
+        if groups and chunk.stop - groups[-1][0].start <= MAX_JOINED_CLIENTS:
+            groups[-1].append(chunk)
         else:
-            found.append([chunk])
-    return found
+            groups.append([chunk])
+    return groups
 
 
-def relative_to_first(cuts: list[slice]) -> list[slice]:
+def relative_to_first(chunks: list[slice]) -> list[slice]:
     """Return the chunks of a group as slices of the group's own stack."""
-    first = cuts[0].start
-    return [slice(chunk.start - first, chunk.stop - first) for chunk in cuts]
+    first = chunks[0].start
+    return [slice(chunk.start - first, chunk.stop - first) for chunk in chunks]
 
 
 def group_index(chunks: list[slice]) -> slice | Tensor:

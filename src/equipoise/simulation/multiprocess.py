@@ -21,6 +21,7 @@ from equipoise.core import (
     ServerMessage,
     State,
 )
+from equipoise.core.method import weights_by_num_examples
 from equipoise.simulation import executors
 from equipoise.simulation.aggregation_guard import SumRequest, UpdateDiagnostics, update_dots
 from equipoise.simulation.client_store import (
@@ -52,7 +53,7 @@ class Worker:
         inner: InProcessExecutor,
         group: ProcessGroup,
         keep_models: bool,
-        room: MemoryBudget | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """Create the worker.
 
@@ -60,7 +61,7 @@ class Worker:
             inner: Executor of its clients.
             group: The processes.
             keep_models: Whether clients keep their trained models.
-            room: Memory that client state may use.
+            budget: Memory that client state may use.
         """
         self.inner = inner
         self.group = group
@@ -69,27 +70,25 @@ class Worker:
         self.store = ClientStore(
             inner.task.info.num_clients,
             lambda ids: inner.init_state(ids, initial, self.keeps_local),
-            room,
+            budget,
         )
-        self._parts: list[ClientResult] = []
+        self._chunk_results: list[ClientResult] = []
         self._ids = np.empty(0, np.int64)
-        self._sent: Params = {}
+        self._sent_params: Params = {}
         self._method = inner.method
 
     def answer(self, call: State) -> State:
         """Handle one message of the leader and return the answer."""
-        calls: dict[str, Callable[[State], State]] = {
-            **{
-                "run": self.run,
-                "sums": self.sum_chunks,
-                "dots": self.dots,
-                "commit": self.commit,
-                "states": self.read_states,
-                "evaluate": self.evaluate_global,
-            }
+        handlers: dict[str, Callable[[State], State]] = {
+            "run": self.run,
+            "sums": self.sum_chunks,
+            "dots": self.dots,
+            "commit": self.commit,
+            "states": self.read_states,
+            "evaluate": self.evaluate_global,
         }
         with torch.no_grad():
-            return calls[call["do"]](call)
+            return handlers[call["do"]](call)
 
     def run(self, call: State) -> State:
         """Fetch client states from other processes, then run the chunks of this process.
@@ -98,90 +97,85 @@ class Worker:
         """
         self._exchange(call["moves"])
         ids = call["ids"]
-        down = pytree.from_dict(ServerMessage, call["down"])
+        message = pytree.from_dict(ServerMessage, call["message"])
         round = call["round"]
         self._method = self.inner.method.at(round, self.inner.rounds)
         self._ids = ids.numpy()
-        self._sent = down.params
-        self._parts = []
+        self._sent_params = message.params
+        self._chunk_results = []
         if not len(ids):
-            return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
-        held = self.store.client_state(self._ids)
-        request = CohortRequest(round, ids, down, held, tuple(call["splits"]))
-        self.store.prefetch(call["next"].numpy())
-        facts: list[UpdateDiagnostics] = []
+            return {"results": {}, "diagnostics": {}, "upload_bytes": 0, "seconds": 0.0}
+        client_state = self.store.client_state(self._ids)
+        request = CohortRequest(round, ids, message, client_state, tuple(call["splits"]))
+        self.store.prefetch(call["next_ids"].numpy())
+        diagnostics: list[UpdateDiagnostics] = []
         started = time.perf_counter()
-        for first, last in call["cuts"]:
-            here = executors.chunk_index(slice(first, last))
-            part = self.inner.run_chunk(request.part(here))
-            facts.append(
-                UpdateDiagnostics.compute(self._method, down, ids[here], part, self.inner.memory)
+        for first, last in call["chunks"]:
+            rows = executors.chunk_index(slice(first, last))
+            result = self.inner.run_chunk(request.subset(rows))
+            diagnostics.append(
+                UpdateDiagnostics.compute(
+                    self._method, message, ids[rows], result, self.inner.memory
+                )
             )
-            self._parts.append(part)
+            self._chunk_results.append(result)
         seconds = time.perf_counter() - started
-        size = pytree.tree_bytes(self._parts[0].update, stacked=True)
-        told = [
-            replace(part, client_state=ClientState(), update=self._reported_update(part.update))
-            for part in self._parts
+        reports = [
+            replace(result, client_state=ClientState(), update=self._reported_update(result.update))
+            for result in self._chunk_results
         ]
-        whole = UpdateDiagnostics.concatenate(facts)
-        why = {str(place): text for place, text in whole.violations.items()}
-        known = {
-            "finite": whole.is_finite,
-            "long": whole.norms,
-            "extra": whole.extra_norms,
-            "reasons": why,
-        }
         answer = {
-            "replies": pytree.to_dict(pytree.concatenate(told)),
-            "facts": known,
-            "bytes": size,
+            "results": pytree.to_dict(pytree.concatenate(reports)),
+            "diagnostics": _to_message(UpdateDiagnostics.concatenate(diagnostics)),
+            "upload_bytes": pytree.tree_bytes(self._chunk_results[0].update, stacked=True),
             "seconds": seconds,
         }
         if len(call["weights"]):
-            answer |= self.sum_chunks(
-                {"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]}
-            )
+            everyone = torch.ones(len(ids), dtype=torch.bool)
+            answer |= self.sum_chunks({"accepted": everyone, "weights": call["weights"]})
         return answer
 
     def commit(self, call: State) -> State:
         """Commit the new states of the clients whose replies were accepted."""
         if len(self._ids):
-            held = pytree.concatenate([part.client_state for part in self._parts])
-            held = held if self.keeps_local else replace(held, local_params={})
-            self.store.commit(self._ids, held, {}, call["taken"])
+            states = [result.client_state for result in self._chunk_results]
+            client_state = pytree.concatenate(states)
+            if not self.keeps_local:
+                client_state = replace(client_state, local_params={})
+            self.store.commit(self._ids, client_state, {}, call["accepted"])
         return {}
 
     def sum_chunks(self, call: State) -> State:
         """Return the method's sums over each chunk of this process."""
-        taken = call["taken"]
-        weights = call["weights"]
+        accepted = call["accepted"]
         factors = call.get("factors")
-        found: dict[str, State | None] = {}
+        sums: dict[str, State | None] = {}
         first = 0
-        used = 0
-        for number, part in enumerate(self._parts):
-            clients = len(part.hparams.epochs) if part.hparams is not None else 0
-            here = taken[first : first + clients]
-            count = int(here.sum())
-            counted = slice(used, used + count)
+        first_accepted = 0
+        for number, result in enumerate(self._chunk_results):
+            num_clients = len(result.hparams.epochs) if result.hparams is not None else 0
+            chunk_accepted = accepted[first : first + num_clients]
+            num_accepted = int(chunk_accepted.sum())
+            places = slice(first_accepted, first_accepted + num_accepted)  # among the accepted
             request = SumRequest(
                 self._method,
-                self._sent,
-                here,
-                pytree.index(weights, counted),
-                None if factors is None else factors[counted],
+                self._sent_params,
+                chunk_accepted,
+                pytree.index(call["weights"], places),
+                None if factors is None else factors[places],
             )
-            found[str(number)] = executors.sum_chunk(request, part.update)
-            first = first + clients
-            used = used + count
-        return {"sums": found}
+            sums[str(number)] = executors.sum_chunk(request, result.update)
+            first += num_clients
+            first_accepted += num_accepted
+        return {"sums": sums}
 
     def dots(self, call: State) -> State:
         """Return the inner product of each update of this process with a direction."""
-        direction = call["direction"]
-        parts = [update_dots(self._sent, part.update.params, direction) for part in self._parts]
-        return {"dots": torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)}
+        dots = [
+            update_dots(self._sent_params, result.update.params, call["direction"])
+            for result in self._chunk_results
+        ]
+        return {"dots": torch.cat(dots) if dots else torch.zeros(0, dtype=torch.float64)}
 
     def read_states(self, call: State) -> State:
         """Return the stored rows of these clients, for the names that the leader asks for."""
@@ -191,17 +185,16 @@ class Worker:
         """Evaluate the global model on the server's own data."""
         return evaluate_on_server(self.inner.task, call["params"], tuple(call["splits"]))
 
-    def write_states(self, ids: Tensor, held: State) -> None:
+    def write_states(self, ids: Tensor, trees: State) -> None:
         """Write client states."""
         if len(ids):
-            self.store.write(ids.numpy(), held)
+            self.store.write(ids.numpy(), trees)
 
-    def _reported_update(self, updates: ClientUpdate) -> ClientUpdate:
-        return (
-            ClientUpdate({}, metrics=updates.metrics)
-            if self._method.capabilities.aggregates_by_sum
-            else updates
-        )
+    def _reported_update(self, update: ClientUpdate) -> ClientUpdate:
+        """Return what the leader needs of an update: metrics alone if sums suffice."""
+        if self._method.capabilities.aggregates_by_sum:
+            return ClientUpdate({}, metrics=update.metrics)
+        return update
 
     def _exchange(self, moves: State) -> None:
         """Exchange states with other processes, for clients that change their process."""
@@ -209,31 +202,41 @@ class Worker:
             int(to): self.group.send(
                 int(to), self.store.rows(ids.numpy(), CLIENT_STATE_NAMES), crossing=True
             )
-            for to, ids in moves["out"].items()
+            for to, ids in moves["send"].items()
         }
-        for sender, ids in moves["in"].items():
+        for sender, ids in moves["receive"].items():
             self.write_states(ids, self.group.receive(int(sender), crossing=True))
-        for to, under_way in outgoing.items():
-            self.group.wait_sent(under_way, to)
+        for to, transfer in outgoing.items():
+            self.group.wait_sent(transfer, to)
 
 
-def serve(share: Worker, group: ProcessGroup) -> None:
+def _to_message(diagnostics: UpdateDiagnostics) -> State:
+    """Return diagnostics as a tree that processes can send."""
+    return {
+        "is_finite": diagnostics.is_finite,
+        "norms": diagnostics.norms,
+        "extra_norms": diagnostics.extra_norms,
+        "violations": {str(row): reason for row, reason in diagnostics.violations.items()},
+    }
+
+
+def serve(worker: Worker, group: ProcessGroup) -> None:
     """Handle the leader's messages until the run ends, in a process that does not lead.
 
     The leader does not wait for an answer to `commit`: an error there is the next answer.
     """
-    wrong: State = {}
+    failure: State = {}
     while (call := group.receive(0))["do"] != "end":
-        answer = wrong or _handle_safely(share, call)
+        answer = failure or _handle_safely(worker, call)
         if call["do"] == "commit":
-            wrong = answer
+            failure = answer
         else:
             group.wait_sent(group.send(0, answer), 0)
 
 
-def _handle_safely(share: Worker, call: State) -> State:
+def _handle_safely(worker: Worker, call: State) -> State:
     try:
-        return share.answer(call)
+        return worker.answer(call)
     except UsageError as error:
         return {"refused": str(error)}
     except WorkerLost as error:  # the leader ends the run, and says who it was
@@ -246,42 +249,55 @@ MAX_RELATIVE_DURATION = 0.9  # clients that change their process take what they 
 SPEED_STEPS = 2  # per doubling of the time that a process takes beside the fastest
 
 
-def assign_chunks(loads: list[float], paces: list[float]) -> list[int]:
+def assign_chunks(loads: list[float], step_times: list[float]) -> list[int]:
     """Assign chunks evenly, or by the speed of processes if the round is then clearly shorter.
 
     Args:
         loads: Planned steps of each chunk.
-        paces: Time per step of each process.
+        step_times: Time per step of each process.
 
     Returns:
         The process of each chunk.
     """
-    even = _longest_first(loads, [1.0] * len(paces))
-    paced = _longest_first(loads, paces)
-    return (
-        paced
-        if _round_duration(paced, loads, paces)
-        < MAX_RELATIVE_DURATION * _round_duration(even, loads, paces)
-        else even
-    )
+    even = _longest_first(loads, [1.0] * len(step_times))
+    by_speed = _longest_first(loads, step_times)
+    even_duration = _round_duration(even, loads, step_times)
+    if _round_duration(by_speed, loads, step_times) < MAX_RELATIVE_DURATION * even_duration:
+        return by_speed
+    return even
 
 
-def _round_duration(place: list[int], loads: list[float], paces: list[float]) -> float:
+def _round_duration(
+    process_of_chunk: list[int], loads: list[float], step_times: list[float]
+) -> float:
+    """Return the time until the last process is done."""
     return max(
-        pace * sum(load for load, where in zip(loads, place, strict=True) if where == process)
-        for process, pace in enumerate(paces)
+        step_time * _load_of(process, process_of_chunk, loads)
+        for process, step_time in enumerate(step_times)
     )
 
 
-def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
+def _load_of(process: int, process_of_chunk: list[int], loads: list[float]) -> float:
+    """Return the planned steps of a process."""
+    pairs = zip(loads, process_of_chunk, strict=True)
+    return sum(load for load, owner in pairs if owner == process)
+
+
+def _longest_first(loads: list[float], step_times: list[float]) -> list[int]:
     """Assign chunks, the longest first, each to the process that would finish it first."""
-    ends = [0.0] * len(paces)
-    place = [0] * len(loads)
+    ends = [0.0] * len(step_times)
+    process_of_chunk = [0] * len(loads)
     for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
-        then = [(end + loads[chunk] * pace, end) for end, pace in zip(ends, paces, strict=True)]
-        place[chunk] = then.index(min(then))  # of equals the one that has less to do
-        ends[place[chunk]] = min(then)[0]
-    return place
+        # Of processes that would finish it at the same time, the one that has less to do.
+        finish_times = [
+            (end + loads[chunk] * step_time, end)
+            for end, step_time in zip(ends, step_times, strict=True)
+        ]
+        earliest = min(finish_times)
+        process = finish_times.index(earliest)
+        process_of_chunk[chunk] = process
+        ends[process] = earliest[0]
+    return process_of_chunk
 
 
 class WorkerSpeed:
@@ -297,9 +313,9 @@ class WorkerSpeed:
         if not load:  # or a process that was slow once would never be asked again
             self._seconds[process] = (self._seconds[process] + self._fastest) / 2
         elif self._warm[process]:
-            before = self._seconds[process]
-            now = seconds / load
-            self._seconds[process] = (before + now) / 2 if before else now
+            last = self._seconds[process]
+            measured = seconds / load
+            self._seconds[process] = (last + measured) / 2 if last else measured
         self._warm[process] |= load > 0
 
     @property
@@ -307,8 +323,8 @@ class WorkerSpeed:
         return min((seconds for seconds in self._seconds if seconds), default=0.0)
 
     @property
-    def speeds(self) -> list[float]:
-        """Return times relative to the fastest, rounded: clients that change process cost time."""
+    def step_times(self) -> list[float]:
+        """Times per step relative to the fastest, rounded: clients that move cost time."""
         fastest = self._fastest
         return [
             max(1.0, round(SPEED_STEPS * seconds / fastest) / SPEED_STEPS) if seconds else 1.0
@@ -319,21 +335,21 @@ class WorkerSpeed:
 class MultiProcessExecutor(Executor):
     """Lead the other processes, and compute a share of the clients in this one."""
 
-    def __init__(self, share: Worker, group: ProcessGroup) -> None:
+    def __init__(self, worker: Worker, group: ProcessGroup) -> None:
         """Create the executor of the first process.
 
         Args:
-            share: The worker of this process.
+            worker: The worker of this process.
             group: The processes.
         """
-        inner = share.inner
+        inner = worker.inner
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
-        self.worker = share
+        self.worker = worker
         self.group = group
         self.processes = group.size
         self._process_of_client = np.full(inner.task.info.num_clients, -1, np.int32)
         self.worker_speed = WorkerSpeed(self.processes)
-        self._next = torch.empty(0, dtype=torch.int64)
+        self._next_ids = torch.empty(0, dtype=torch.int64)
         self._unfinished_sends: list[tuple[int, Any]] = []
         # Whether processes sum by the expected weights before the server has seen the replies.
         self.sums_early = True
@@ -348,69 +364,74 @@ class MultiProcessExecutor(Executor):
 
     def prefetch(self, ids: Ints) -> None:
         """Remember which clients the next round is likely to ask."""
-        self._next = torch.from_numpy(ids)
+        self._next_ids = torch.from_numpy(ids)
 
     def run_clients(self, request: CohortRequest) -> CohortResults:
         """Assign the chunks to processes, and let all of them run."""
-        round = request.round
         ids = request.ids
-        message = request.message
-        training = self.training.at(round, self.rounds)
-        cuts = self.chunks(len(ids))
-        epochs = (
-            torch.full_like(ids, training.epochs)
-            if message.hparams is None
-            else message.hparams.epochs
-        )
-        steps = self.task.num_steps(ids, epochs, training)
-        loads = [float(steps[cut].sum()) for cut in cuts]
-        place = assign_chunks(loads, self.worker_speed.speeds)
-        mine = [
-            [cut for cut, where in zip(cuts, place, strict=True) if where == p]
-            for p in range(self.group.size)
-        ]
-        rows = [
-            torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)])
-            for part in mine
-        ]
-        moves = self._plan_moves(ids.numpy(), rows)
-        weights = torch.empty(0)
-        if self.sums_early:
-            weights = self.known_weights(self.method.at(round, self.rounds), ids)
-        calls = []
-        for process, part in enumerate(rows):
-            ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
+        chunks = self.chunks(len(ids))
+        loads = self._planned_steps(request, chunks)
+        process_of_chunk = assign_chunks(loads, self.worker_speed.step_times)
+        chunks_by_process: list[list[slice]] = [[] for _ in range(self.group.size)]
+        for chunk, process in zip(chunks, process_of_chunk, strict=True):
+            chunks_by_process[process].append(chunk)
+        rows_by_process = [_rows_of(own_chunks) for own_chunks in chunks_by_process]
+        moves = self._plan_moves(ids.numpy(), rows_by_process)
+        weights = self._known_weights(request.round, ids)
+        calls: list[State] = []
+        for process, rows in enumerate(rows_by_process):
+            sizes = [chunk.stop - chunk.start for chunk in chunks_by_process[process]]
+            ends = np.cumsum([0, *sizes]).tolist()
             calls.append(
                 {
-                    **{
-                        "do": "run",
-                        "round": round,
-                        "splits": list(request.splits),
-                        "ids": ids[part],
-                        "next": self._next,
-                    },
-                    **{"cuts": [list(pair) for pair in pairwise(ends)]},
-                    **{"down": pytree.to_dict(message.for_clients(part)), "moves": moves[process]},
-                    "weights": weights[part] if len(weights) else weights,
+                    "do": "run",
+                    "round": request.round,
+                    "splits": list(request.splits),
+                    "ids": ids[rows],
+                    "next_ids": self._next_ids,
+                    "chunks": [list(pair) for pair in pairwise(ends)],
+                    "message": pytree.to_dict(request.message.for_clients(rows)),
+                    "moves": moves[process],
+                    "weights": weights[rows] if len(weights) else weights,
                 }
             )
         answers = self.ask(calls)
         for process, answer in enumerate(answers):
-            load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
+            load = _load_of(process, process_of_chunk, loads)
             self.worker_speed.update(process, load, answer["seconds"])
-        return RemoteCohortResults.from_answers(self, rows, place, answers, weights)
+        return RemoteCohortResults.from_answers(
+            self, rows_by_process, process_of_chunk, answers, weights
+        )
+
+    def _planned_steps(self, request: CohortRequest, chunks: list[slice]) -> list[float]:
+        """Return the local steps of each chunk, as far as the server knows them."""
+        training = self.training.at(request.round, self.rounds)
+        hparams = request.message.hparams
+        epochs = torch.full_like(request.ids, training.epochs)
+        if hparams is not None:
+            epochs = hparams.epochs
+        steps = self.task.num_steps(request.ids, epochs, training)
+        return [float(steps[chunk].sum()) for chunk in chunks]
+
+    def _known_weights(self, round: int, ids: Tensor) -> Tensor:
+        """Return the clients' weights if no reply changes them and sums may come early."""
+        method = self.method.at(round, self.rounds)
+        known = (
+            self.sums_early
+            and method.capabilities.aggregates_by_sum
+            and not {"aggregation_weights", "partial_sums"} & method.overridden_hooks
+        )
+        return weights_by_num_examples(self.task, ids) if known else torch.empty(0)
 
     def ask(self, calls: list[State]) -> list[State]:
         """Send each process its call, handle this one's own, and gather the answers."""
         others = range(1, self.group.size)
         for process in others:
             self._send(process, calls[process])
-        own = self.worker.answer(calls[0])
+        own_answer = self.worker.answer(calls[0])
         self._wait_for_sends()
-        return [
-            own,
-            *(self._raise_failure(self.group.receive(process), process) for process in others),
-        ]
+        answers = [self._raise_failure(self.group.receive(process), process) for process in others]
+        return [own_answer, *answers]
 
     def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
         """Let the last process evaluate the global model while this one continues."""
@@ -418,56 +439,61 @@ class MultiProcessExecutor(Executor):
         if not splits or not last:
             return super().evaluate_global(params, splits)
         self._send(last, {"do": "evaluate", "params": params, "splits": list(splits)})
-        found: dict[str, Params] = {}
+        scores: dict[str, Params] = {}
 
         def wait() -> dict[str, Params]:
-            if not found:
-                found.update(self._raise_failure(self.group.receive(last), last))
-            return found
+            if not scores:
+                scores.update(self._raise_failure(self.group.receive(last), last))
+            return scores
 
         return wait
 
-    def commit(self, taken: list[Tensor]) -> None:
+    def commit(self, accepted: list[Tensor]) -> None:
         """Tell each process whose replies were accepted; no process answers."""
         for process in range(1, self.group.size):
-            self._send(process, {"do": "commit", "taken": taken[process]})
-        self.worker.commit({"taken": taken[0]})
+            self._send(process, {"do": "commit", "accepted": accepted[process]})
+        self.worker.commit({"accepted": accepted[0]})
 
     def gather_state(self, ids: Ints, names: tuple[str, ...] = CLIENT_STATE_NAMES) -> State:
         """Collect the states of these clients from all processes."""
-        who = [
-            torch.from_numpy(np.flatnonzero(self._process_of_client[ids] == p))
-            for p in range(self.group.size)
+        rows_by_process = [
+            torch.from_numpy(np.flatnonzero(self._process_of_client[ids] == process))
+            for process in range(self.group.size)
         ]
         tensor_ids = torch.from_numpy(ids)
-        parts = self.ask(
-            [{"do": "states", "ids": tensor_ids[rows], "names": list(names)} for rows in who]
+        answers = self.ask(
+            [
+                {"do": "states", "ids": tensor_ids[rows], "names": list(names)}
+                for rows in rows_by_process
+            ]
         )
-        some = [(rows, part) for rows, part in zip(who, parts, strict=True) if len(rows)]
-        found: State = {}
+        parts = [
+            (rows, answer)
+            for rows, answer in zip(rows_by_process, answers, strict=True)
+            if len(rows)
+        ]
+        gathered: State = {}
         for name in names:
-            like = next((part[name] for _, part in some if name in part), None)
-            if like is not None:
-                found[name] = pytree.map_leaves(lambda value: missing_rows(value, len(ids)), like)
-                for rows, part in some:
-                    if name in part:
-                        pytree.map_leaves(
-                            lambda all, here, rows=rows: all.index_copy_(0, rows, here),
-                            found[name],
-                            part[name],
-                        )
-        return found
+            example = next((tree[name] for _, tree in parts if name in tree), None)
+            if example is None:
+                continue
+            gathered[name] = pytree.map_leaves(lambda value: missing_rows(value, len(ids)), example)
+            for rows, tree in parts:
+                if name in tree:
+                    pytree.map_leaves(
+                        lambda all_rows, some, rows=rows: all_rows.index_copy_(0, rows, some),
+                        gathered[name],
+                        tree[name],
+                    )
+        return gathered
 
-    def restore_state(self, ids: Ints, kept: State) -> State:
+    def restore_state(self, ids: Ints, trees: State) -> State:
         """Keep restored states in this process until another one runs their clients."""
         self._process_of_client[ids] = 0
-        self.worker.write_states(
-            torch.from_numpy(ids), {name: kept[name] for name in CLIENT_STATE_NAMES if name in kept}
-        )
-        return {
-            **pytree.to_dict(ClientState()),
-            **{name: tree for name, tree in kept.items() if name not in CLIENT_STATE_NAMES},
-        }
+        own = {name: trees[name] for name in CLIENT_STATE_NAMES if name in trees}
+        self.worker.write_states(torch.from_numpy(ids), own)
+        others = {name: tree for name, tree in trees.items() if name not in CLIENT_STATE_NAMES}
+        return {**pytree.to_dict(ClientState()), **others}
 
     def close(self) -> None:
         """End the other processes."""
@@ -480,19 +506,22 @@ class MultiProcessExecutor(Executor):
         self._unfinished_sends.append((process, self.group.send(process, call)))
 
     def _wait_for_sends(self) -> None:
-        for process, work in self._unfinished_sends:
-            self.group.wait_sent(work, process)
+        """Wait until all messages have left."""
+        for process, transfer in self._unfinished_sends:
+            self.group.wait_sent(transfer, process)
         self._unfinished_sends.clear()
 
-    def _plan_moves(self, ids: Ints, rows: list[Tensor]) -> list[State]:
-        moves: list[State] = [{"out": {}, "in": {}} for _ in rows]
-        for to, part in enumerate(rows):
-            here = ids[part.numpy()]
-            owners = self._process_of_client[here]
-            for sender in sorted(set(owners.tolist()) - {-1, to}):
-                which = torch.from_numpy(here[owners == sender])
-                moves[sender]["out"][str(to)] = moves[to]["in"][str(sender)] = which
-            self._process_of_client[here] = to
+    def _plan_moves(self, ids: Ints, rows_by_process: list[Tensor]) -> list[State]:
+        """Return whose states each process sends to, and receives from, each other one."""
+        moves: list[State] = [{"send": {}, "receive": {}} for _ in rows_by_process]
+        for receiver, rows in enumerate(rows_by_process):
+            needed = ids[rows.numpy()]
+            owners = self._process_of_client[needed]
+            for sender in sorted(set(owners.tolist()) - {-1, receiver}):
+                moved = torch.from_numpy(needed[owners == sender])
+                moves[sender]["send"][str(receiver)] = moved
+                moves[receiver]["receive"][str(sender)] = moved
+            self._process_of_client[needed] = receiver
         return moves
 
     def _raise_failure(self, answer: State, process: int) -> State:
@@ -507,6 +536,12 @@ class MultiProcessExecutor(Executor):
         return answer
 
 
+def _rows_of(chunks: list[slice]) -> Tensor:
+    """Return the rows of some chunks of a cohort."""
+    rows = [torch.arange(chunk.start, chunk.stop) for chunk in chunks]
+    return torch.cat(rows) if rows else torch.arange(0)
+
+
 @dataclass
 class RemoteCohortResults(CohortResults):
     """Replies whose states, and uploads if sums suffice, stay in the processes that made them."""
@@ -518,92 +553,109 @@ class RemoteCohortResults(CohortResults):
     """The process of each chunk."""
     chunk_sums: list[State] = field(default_factory=list)
     """Sums over the clients of each chunk with the known weights, if they came with the replies."""
+    known_weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Weights of these sums; empty if none came."""
 
     @classmethod
     def from_answers(
         cls,
-        spread: MultiProcessExecutor,
-        parts: list[Tensor],
-        place: list[int],
+        executor: MultiProcessExecutor,
+        rows_by_process: list[Tensor],
+        process_of_chunk: list[int],
         answers: list[State],
         weights: Tensor,
     ) -> RemoteCohortResults:
         """Join the answers of all processes in the order of the cohort."""
-        places = torch.cat(parts)
-        some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
-        facts = [answer["facts"] for _, answer in some]
-        finite, long, extra = (
-            torch.cat([fact[name] for fact in facts]) for name in ("finite", "long", "extra")
+        parts = [
+            (rows, answer)
+            for rows, answer in zip(rows_by_process, answers, strict=True)
+            if len(rows)
+        ]
+        is_finite, norms, extra_norms = (
+            torch.cat([answer["diagnostics"][name] for _, answer in parts])
+            for name in ("is_finite", "norms", "extra_norms")
         )
         stack = pytree.concatenate(
-            [pytree.from_dict(ClientResult, answer["replies"]) for _, answer in some]
+            [pytree.from_dict(ClientResult, answer["results"]) for _, answer in parts]
         )
-        if bool((places[1:] < places[:-1]).any()):
-            order = places.argsort()
-            finite = finite[order]
-            long = long[order]
-            extra = extra[order]
+        rows = torch.cat(rows_by_process)
+        if bool((rows[1:] < rows[:-1]).any()):
+            order = rows.argsort()
+            is_finite = is_finite[order]
+            norms = norms[order]
+            extra_norms = extra_norms[order]
             stack = pytree.index(stack, order)
-        why = {
-            int(rows[int(k)]): text
-            for rows, answer in some
-            for k, text in answer["facts"]["reasons"].items()
+        violations = {
+            int(own_rows[int(place)]): reason
+            for own_rows, answer in parts
+            for place, reason in answer["diagnostics"]["violations"].items()
         }
-        known = UpdateDiagnostics(finite, long, extra, dict(sorted(why.items())))
-        size = some[0][1]["bytes"]
-        early = [answer.get("sums", {}) for answer in answers]
         return cls(
-            torch.arange(len(places)),
+            torch.arange(len(rows)),
             stack,
-            known_diagnostics=known,
-            upload_size=size,
-            executor=spread,
-            rows_by_process=parts,
-            process_of_chunk=place,
-            chunk_sums=early,
+            known_diagnostics=UpdateDiagnostics(
+                is_finite, norms, extra_norms, dict(sorted(violations.items()))
+            ),
+            upload_size=parts[0][1]["upload_bytes"],
+            executor=executor,
+            rows_by_process=rows_by_process,
+            process_of_chunk=process_of_chunk,
+            chunk_sums=[answer.get("sums", {}) for answer in answers],
             known_weights=weights,
         )
 
-    def commit(self, taken: Tensor) -> None:
+    def commit(self, accepted: Tensor) -> None:
         """Tell each process which replies were used."""
         assert self.executor is not None
-        self.executor.commit([taken[rows] for rows in self.rows_by_process])
+        self.executor.commit([accepted[rows] for rows in self.rows_by_process])
 
     def partial_sums(self, request: SumRequest, chunks: list[slice]) -> State:
         """Add the sums of all chunks in their order."""
-        answers = self.chunk_sums
-        if not self.sums_are_known(request):
+        sums_by_process = self.chunk_sums
+        if not self._sums_are_known(request):
             assert self.executor is not None
             # A client whose weight is bounded once is likely to be so in every round.
             self.executor.sums_early = False
-            answers = self._ask(request)
-        turn = [0] * len(answers)
+            sums_by_process = self._ask_for_sums(request)
+        next_chunk = [0] * len(sums_by_process)
         parts: list[State | None] = []
         for process in self.process_of_chunk:
-            parts.append(answers[process][str(turn[process])])
-            turn[process] += 1
+            parts.append(sums_by_process[process][str(next_chunk[process])])
+            next_chunk[process] += 1
         return executors.add_chunk_sums(parts)
 
-    def update_dots(self, global_params: Params, direction: Params, taken: Tensor) -> Tensor:
+    def _sums_are_known(self, request: SumRequest) -> bool:
+        """Return whether these are the sums that came with the replies."""
+        return (
+            request.factors is None
+            and bool(request.accepted.all())
+            and isinstance(request.weights, Tensor)
+            and torch.equal(request.weights, self.known_weights)
+        )
+
+    def update_dots(self, global_params: Params, direction: Params, accepted: Tensor) -> Tensor:
         """Ask each process for its clients' inner products."""
         assert self.executor is not None
         call: State = {"do": "dots", "direction": direction}
         answers = self.executor.ask([call for _ in self.rows_by_process])
-        found = torch.cat([answer["dots"] for answer in answers])
+        dots = torch.cat([answer["dots"] for answer in answers])
         order = torch.cat(self.rows_by_process).argsort()
-        return found[order][taken]
+        return dots[order][accepted]
 
-    def _ask(self, request: SumRequest) -> list[State]:
+    def _ask_for_sums(self, request: SumRequest) -> list[State]:
         """Let each process sum its chunks."""
         assert self.executor is not None
         places = request.accepted.cumsum(0) - 1  # of an accepted reply, among the weights
-        calls = []
+        calls: list[State] = []
         for rows in self.rows_by_process:
-            here = request.accepted[rows]
-            own = places[rows][here]
-            weights = pytree.index(request.weights, own)
-            call: State = {"do": "sums", "taken": here, "weights": weights}
+            accepted = request.accepted[rows]
+            own_places = places[rows][accepted]
+            call: State = {
+                "do": "sums",
+                "accepted": accepted,
+                "weights": pytree.index(request.weights, own_places),
+            }
             if request.factors is not None:
-                call["factors"] = request.factors[own]
+                call["factors"] = request.factors[own_places]
             calls.append(call)
         return [answer["sums"] for answer in self.executor.ask(calls)]

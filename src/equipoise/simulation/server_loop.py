@@ -57,12 +57,12 @@ from equipoise.simulation.clock import Clock, StartedBatch
 from equipoise.simulation.executor_selection import EXECUTORS, MakeExecutor
 from equipoise.simulation.executors import (
     AsyncExecutor,
-    ChunkedRound,
     CohortRequest,
     CohortResults,
     InProcessExecutor,
     PendingScores,
     RoundReplies,
+    run_and_commit,
 )
 from equipoise.utils import pytree, rng
 from equipoise.utils.errors import UsageError
@@ -76,11 +76,11 @@ MAX_LISTED_FACTORS = 200  # clients with limited influence that a round's log na
 class PrivacyAccountant(Protocol):
     """Counts the cost of a method under differential privacy."""
 
-    def after(self, asked: Ints, replies: int) -> PrivacySpent:
+    def after(self, cohort: Ints, replies: int) -> PrivacySpent:
         """Count one round.
 
         Args:
-            asked: The clients that were asked.
+            cohort: The clients that were asked.
             replies: The number of replies that were used.
 
         Returns:
@@ -215,9 +215,8 @@ class FederatedSimulation:
         self.clock = (
             Clock(clock_config, schedule.seed, task.info.num_clients) if clock_config else None
         )
-        self.chunked_round: ChunkedRound | None = None
-        if isinstance(self.executor, InProcessExecutor) and not clock_config:
-            self.chunked_round = ChunkedRound(self.executor, self.store, self.keeps_local)
+        # Without a clock every reply comes in time, so that new states can be stored at once.
+        self.commits_early = self.clock is None and _uploads_nothing(method, task)
         self.selector = (
             ClientSelector(selection_policy, task, schedule.seed, self.params)
             if selection_policy
@@ -355,13 +354,13 @@ class FederatedSimulation:
         self, current: _CurrentRound, client_ids: Tensor, message: ServerMessage
     ) -> CohortResults:
         """Run the client half of the method for all selected clients."""
-        round = current.server.round
-        if self.chunked_round is not None:
-            return self.chunked_round.run(round, client_ids, message, current.splits)
-        client_state = self.store.client_state(client_ids.numpy())
-        return self.executor.run_clients(
-            CohortRequest(round, client_ids, message, client_state, current.splits)
+        request = CohortRequest(
+            current.server.round, client_ids, message, ClientState(), current.splits
         )
+        if self.commits_early and isinstance(self.executor, InProcessExecutor):
+            return run_and_commit(self.executor, self.store, request)
+        client_state = self.store.client_state(client_ids.numpy())
+        return self.executor.run_clients(request._replace(client_state=client_state))
 
     def _end_of_round(
         self, server: Server, ids: Tensor, results: CohortResults | None, bytes_down: Tensor
@@ -430,8 +429,8 @@ class FederatedSimulation:
         diagnostics = results.diagnostics(
             current.method, message, torch.from_numpy(replies.ids), self.executor.memory
         )
-        asked = self._asked_hparams(current, replies, message)
-        allowed = self._allowed_hparams(current, replies, asked, message.hparams is not None)
+        proposed = self._proposed_hparams(current, replies, message)
+        allowed = self._allowed_hparams(current, replies, proposed, message.hparams is not None)
         bounds = _influence_bounds(current.method, self.task, message, allowed)
         guards: dict[str, int] = {}
         rejected: dict[int, str] = {}
@@ -439,11 +438,11 @@ class FederatedSimulation:
         def leave_out(guard: str, reasons: dict[int, str]) -> None:
             if not reasons:
                 return
-            here = {row: reason for row, reason in reasons.items() if bool(accepted[row])}
-            accepted[list(here)] = False
-            rejected.update(here)
-            if here:
-                guards[guard] = len(here)
+            new = {row: reason for row, reason in reasons.items() if bool(accepted[row])}
+            accepted[list(new)] = False
+            rejected.update(new)
+            if new:
+                guards[guard] = len(new)
 
         num_not_finite = int((accepted & ~diagnostics.is_finite).sum())
         if num_not_finite:
@@ -453,19 +452,19 @@ class FederatedSimulation:
         if results.stack.hparams is not None:
             leave_out("rate or epochs", hparam_violations(results.stack.hparams, *allowed))
         ids = torch.from_numpy(replies.ids)
-        steps = self.task.num_steps(ids, asked.epochs, current.server.training).double()
-        budgets = (steps * asked.lr.double()).clamp(min=MIN_STEP_BUDGET)
+        steps = self.task.num_steps(ids, proposed.epochs, current.server.training).double()
+        budgets = (steps * proposed.lr.double()).clamp(min=MIN_STEP_BUDGET)
         leave_out("norm", norm_outliers(diagnostics.norms, budgets, accepted, bounds.norm_ratio))
         return _Validation(accepted, rejected, guards, diagnostics, bounds)
 
-    def _asked_hparams(
+    def _proposed_hparams(
         self, current: _CurrentRound, replies: RoundReplies, message: ServerMessage
     ) -> LocalHParams:
-        """Return epochs and rate `[R]` that the server asked of each client that replied."""
+        """Return epochs and rate `[R]` that the server proposed to each client that replied."""
         count = len(replies.ids)
-        asked = message.hparams
-        if asked is not None and len(asked.lr) == replies.cohort_size:
-            return pytree.index(asked, replies.results.arrived)
+        proposed = message.hparams
+        if proposed is not None and len(proposed.lr) == replies.cohort_size:
+            return pytree.index(proposed, replies.results.arrived)
         training = current.server.training
         return LocalHParams(
             torch.full((count,), training.epochs, dtype=torch.int64),
@@ -476,7 +475,7 @@ class FederatedSimulation:
         self,
         current: _CurrentRound,
         replies: RoundReplies,
-        asked: LocalHParams,
+        proposed: LocalHParams,
         server_chose: bool,
     ) -> tuple[LocalHParams, LocalHParams]:
         """Return the least and the largest epochs and rate `[R]` that each client may have used.
@@ -485,7 +484,7 @@ class FederatedSimulation:
         """
         server = current.server
         lowest, highest = current.method.allowed_hparams(
-            self.task, asked, server.round, server.num_rounds, server_chose
+            self.task, proposed, server.round, server.num_rounds, server_chose
         )
         if replies.staleness is None:
             return lowest, highest
@@ -493,8 +492,8 @@ class FederatedSimulation:
             round = server.round - age
             training = self.training.at(round, server.num_rounds)
             earlier = LocalHParams(
-                torch.full_like(asked.epochs, training.epochs),
-                torch.full_like(asked.lr, training.lr),
+                torch.full_like(proposed.epochs, training.epochs),
+                torch.full_like(proposed.lr, training.lr),
             )
             low, high = self.method.at(round, server.num_rounds).allowed_hparams(
                 self.task, earlier, round, server.num_rounds, server_chose
@@ -553,11 +552,11 @@ class FederatedSimulation:
             left_out = np.isin(replies.ids, list(server.uncommitted))
             is_counted = is_counted & torch.from_numpy(~left_out)
         replies.results.commit(is_counted)
-        for part in replies.start_groups:
-            client_state = part.client_state
+        for group in replies.start_groups:
+            client_state = group.client_state
             if not self.keeps_local:
                 client_state = replace(client_state, local_params={})
-            self.store.commit(part.ids, client_state, part.scores, is_counted[part.rows])
+            self.store.commit(group.ids, client_state, group.scores, is_counted[group.rows])
         if self.selector is not None:
             self.selector.observe(
                 server.round, client_ids, replies, exchange.seconds, server.params
@@ -604,7 +603,7 @@ class FederatedSimulation:
             clock=None if self.clock is None else self.clock.now,
             energy=replies.joules,
             dropped=replies.ids[is_dropped.numpy()].tolist(),
-            rejected={int(replies.ids[place]): why for place, why in sorted(rejected.items())},
+            rejected={int(replies.ids[row]): reason for row, reason in sorted(rejected.items())},
             guards=guards,
             shrunk=_least_factors(shrunk),
             absent=replies.absent,
@@ -721,12 +720,12 @@ class FederatedSimulation:
         trees = {**self.store.rows(ids), **self.executor.gather_state(ids)}
         return {"slots": torch.from_numpy(self.store.slots(ids)), "trees": trees}
 
-    def load_state_dict(self, state: State, done: int) -> None:
+    def load_state_dict(self, state: State, rounds_done: int) -> None:
         """Restore what `state_dict` returned.
 
         Args:
             state: The state. Without its part `store`, `load_client_shards` must follow.
-            done: The number of rounds that are done.
+            rounds_done: The number of rounds that are done.
 
         Raises:
             KeyError: An entry of the method's server state is missing.
@@ -736,7 +735,7 @@ class FederatedSimulation:
             raise KeyError(min(missing))
         self.params = state["params"]
         self.server_state = state["server"]
-        self.rounds_done = done
+        self.rounds_done = rounds_done
         if "store" in state:
             store = state["store"]
             trees = self.executor.restore_state(store["ids"].numpy(), store["trees"])
@@ -748,14 +747,14 @@ class FederatedSimulation:
         if self.selector is not None:
             self.selector.load(state["selection"])
 
-    def load_client_shards(self, seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
+    def load_client_shards(self, num_seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
         """Restore all clients, part by part.
 
         Args:
-            seen: The number of clients that have a state.
+            num_seen: The number of clients that have a state.
             parts: Ids and what `client_state_dict` returned for them.
         """
-        self.store.reserve(seen)
+        self.store.reserve(num_seen)
         for ids, state in parts:
             trees = self.executor.restore_state(ids, state["trees"])
             self.store.restore(ids, state["slots"].numpy(), trees)
@@ -798,6 +797,15 @@ class FederatedSimulation:
     def _init_clients(self, ids: Tensor) -> ClientState:
         """Return the state of clients before their first round."""
         return self.executor.init_state(ids, self.initial_params, self.keeps_local)
+
+
+def _uploads_nothing(method: Method, task: Task) -> bool:
+    """Return whether clients send the server neither parameters nor reports."""
+    return not (
+        method.shared_param_names(task)
+        or method.report_ranges
+        or "upload" in method.overridden_hooks
+    )
 
 
 def _least_factors(shrunk: dict[int, float]) -> dict[int, float]:
@@ -905,8 +913,10 @@ def _download_bytes(
     varying = torch.zeros(len(client_ids), dtype=torch.int64)
     for block, names in blocks.items():
         sent = message.sent_blocks[block]
-        whole = {name: message.params[name] for name in names if name not in message.sent_rows}
-        size = tree_bytes(whole)
+        whole_params = {
+            name: message.params[name] for name in names if name not in message.sent_rows
+        }
+        size = tree_bytes(whole_params)
         if sent is True:
             common += size
         elif sent is not False:

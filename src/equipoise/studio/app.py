@@ -92,7 +92,7 @@ class Studio:
     async def data(self, request: Request) -> Response:
         """List the tables that can be used, and take dropped files."""
         tables = await run_in_threadpool(self.paths.tables)
-        shown = [(path, _short(path, self.folder)) for path in tables]
+        shown = [(path, _display_path(path, self.folder)) for path in tables]
         return self.render("data.html.j2", tables=shown, max_gib=MAX_UPLOAD_BYTES / 2**30)
 
     async def table(self, request: Request) -> Response:
@@ -181,7 +181,7 @@ class Studio:
         return self.render(
             "new.html.j2",
             tables=[
-                (table, _short(table, self.folder))
+                (table, _display_path(table, self.folder))
                 for table in await run_in_threadpool(self.paths.tables)
             ],
             path=path,
@@ -251,6 +251,7 @@ class Studio:
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     async def _event_stream(self, request: Request, folder: Path) -> AsyncIterator[str]:
+        """Yield the progress of a run as server-sent events, whenever it changes."""
         previous = ""
         while not await request.is_disconnected():
             entry = await run_in_threadpool(self.library.entry, folder)
@@ -312,8 +313,8 @@ class Studio:
     async def decision(self, request: Request) -> Response:
         """Say which model each site should use, and how sure that is."""
         folder = self._folder_of(request)
-        found = await run_in_threadpool(read_decision, folder)
-        if found is None:
+        verdict = await run_in_threadpool(read_decision, folder)
+        if verdict is None:
             raise UsageError(
                 f"'{folder.name}' has no decision: it is not finished, or its methods were not "
                 "tested on the same rows"
@@ -322,12 +323,12 @@ class Studio:
         return self.render(
             "decision.html.j2",
             name=folder.name,
-            decision=found,
+            decision=verdict,
             command=command,
             has_choice=(folder / "chosen").is_dir(),
             costs=await run_in_threadpool(_costs, folder),
-            score=partial(_estimate_text, partial(format_score, found.metric)),
-            difference=partial(_estimate_text, partial(format_difference, found.metric)),
+            score=partial(_estimate_text, partial(format_score, verdict.metric)),
+            difference=partial(_estimate_text, partial(format_difference, verdict.metric)),
         )
 
     async def choose(self, request: Request) -> Response:
@@ -380,7 +381,7 @@ class Studio:
         return self.render(
             "predict.html.j2",
             entries=[entry for entry in entries if entry.state == "finished"],
-            tables=[(table, _short(table, self.folder)) for table in tables],
+            tables=[(table, _display_path(table, self.folder)) for table in tables],
             chosen=request.query_params.get("run", ""),
         )
 
@@ -483,8 +484,8 @@ async def _plotly(request: Request) -> Response:
 async def _form(request: Request) -> dict[str, str]:
     """Return the values of a form by the names of its inputs; several of one name are joined."""
     body = (await request.body()).decode()
-    found = parse_qs(body, keep_blank_values=True, max_num_fields=2000)
-    return {name: ",".join(values) for name, values in found.items()}
+    fields = parse_qs(body, keep_blank_values=True, max_num_fields=2000)
+    return {name: ",".join(values) for name, values in fields.items()}
 
 
 def _redirect(address: str) -> Response:
@@ -513,18 +514,18 @@ def _progress(cells: list[CellProgress]) -> dict[str, object]:
         }
         for cell in cells
     ]
-    done = sum(cell.fraction for cell in cells) / max(1, len(cells))
-    return {"rows": rows, "curves": curves, "fraction": done}
+    fraction = sum(cell.fraction for cell in cells) / max(1, len(cells))
+    return {"rows": rows, "curves": curves, "fraction": fraction}
 
 
 def _costs(folder: Path) -> list[tuple[str, float, float]]:
     """Return what each method of a comparison cost: mean seconds and mean megabytes of a run."""
-    found = []
+    costs = []
     for method, summaries in ComparisonFolder(folder).read().summaries.items():
         seconds = fmean(summary.seconds for summary in summaries)
         traffic = fmean(summary.bytes.up + summary.bytes.down for summary in summaries)
-        found.append((method, seconds, traffic / 1e6))
-    return found
+        costs.append((method, seconds, traffic / 1e6))
+    return costs
 
 
 def _has_agents(folder: Path) -> bool:
@@ -538,7 +539,7 @@ def _command_text(arguments: list[str]) -> str:
     return CommandResult(tuple(arguments), 0, "", "").command
 
 
-def _short(path: str, folder: Path) -> str:
+def _display_path(path: str, folder: Path) -> str:
     """Return a path relative to the folder of the studio, if it is below it; else in words."""
     full = Path(path)
     base = folder.resolve()

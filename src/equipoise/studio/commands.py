@@ -53,10 +53,10 @@ class CommandResult:
             UsageError: If the command failed without an answer.
         """
         try:
-            found = json.loads(self.output)
+            parsed = json.loads(self.output)
         except ValueError:
             raise UsageError(self.message) from None
-        return found if isinstance(found, dict) else {"result": found}
+        return parsed if isinstance(parsed, dict) else {"result": parsed}
 
 
 async def run_command(arguments: list[str], folder: Path) -> CommandResult:

@@ -162,11 +162,13 @@ def count_replies(records: Sequence[RoundRecord], names: Mapping[int, str]) -> l
     Returns:
         Clients by number, of those that were asked.
     """
-    found: dict[int, ClientLine] = {}
+    lines_by_client: dict[int, ClientLine] = {}
     for record in records:
         ids = set(range(record.clients) if record.ids is None else record.ids)
         for client in sorted(ids | record.absent.keys() | set(record.dropped)):
-            line = found.setdefault(client, ClientLine(names.get(client) or f"client {client}"))
+            line = lines_by_client.setdefault(
+                client, ClientLine(names.get(client) or f"client {client}")
+            )
             if client in record.absent:
                 reason = record.absent[client]
                 is_late = reason == NO_REPLY
@@ -181,7 +183,7 @@ def count_replies(records: Sequence[RoundRecord], names: Mapping[int, str]) -> l
                 line.replied += 1
                 line.last_reply = record.round
                 line.note = ""
-    return [found[client] for client in sorted(found)]
+    return [lines_by_client[client] for client in sorted(lines_by_client)]
 
 
 def _state(folder: RunFolder) -> str:
@@ -192,7 +194,7 @@ def _state(folder: RunFolder) -> str:
 
 def _curve(records: Sequence[RoundRecord], name: str, metric: str) -> Curve | None:
     """Return the main metric of some models over rounds; None if they have none."""
-    scores = [(record.round, record.named(name).get(metric)) for record in records]
+    scores = [(record.round, record.evaluation(name).get(metric)) for record in records]
     known = [(round, score) for round, score in scores if score is not None]
     if not known:
         return None

@@ -98,10 +98,10 @@ def option_groups(task: str = "tables") -> dict[str, list[FormField]]:
             flag=f"--{name.replace('_', '-')}",
             help=item.help,
             kind=kind,
-            default=_text(to_config_value(item.default)),
+            default=_format_value(to_config_value(item.default)),
             choices=tuple(rule.choices),
-            low=_text(rule.low),
-            high=_text(rule.high),
+            low=_format_value(rule.low),
+            high=_format_value(rule.high),
         )
         groups.setdefault(OWNER_TITLES[item.owner], []).append(field)
     return groups
@@ -197,7 +197,7 @@ def _advanced_arguments(form: Mapping[str, str]) -> list[str]:
     return words
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value as an input shows it."""
     if value is None:
         return ""

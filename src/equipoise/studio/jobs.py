@@ -106,13 +106,13 @@ class JobStore:
 
     def all(self) -> list[Job]:
         """Return all jobs, the newest first. A damaged record is skipped."""
-        found = []
+        jobs = []
         for file in self.folder.glob("*/job.json"):
             try:
-                found.append(msgspec.json.decode(file.read_bytes(), type=Job))
+                jobs.append(msgspec.json.decode(file.read_bytes(), type=Job))
             except (OSError, msgspec.DecodeError):
                 continue
-        return sorted(found, key=lambda job: job.time, reverse=True)
+        return sorted(jobs, key=lambda job: job.time, reverse=True)
 
     def find(self, id: str) -> Job:
         """Return a job.

@@ -77,10 +77,10 @@ class StudioPaths:
         Returns:
             Absolute paths, uploads first, at most `MAX_LISTED_FILES`.
         """
-        found: list[str] = []
+        paths: list[str] = []
         for root in (self.uploads, *self.data):
-            found += _tables_below(root.resolve(), MAX_DEPTH, self.runs.resolve())
-        return list(dict.fromkeys(found))[:MAX_LISTED_FILES]
+            paths += _tables_below(root.resolve(), MAX_DEPTH, self.runs.resolve())
+        return list(dict.fromkeys(paths))[:MAX_LISTED_FILES]
 
 
 def _tables_below(folder: Path, depth: int, skipped: Path) -> list[str]:
@@ -90,15 +90,15 @@ def _tables_below(folder: Path, depth: int, skipped: Path) -> list[str]:
     except OSError:
         return []
     files = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES]
-    found = [str(folder)] if len(files) > 1 else []
-    found += [str(file) for file in files]
+    paths = [str(folder)] if len(files) > 1 else []
+    paths += [str(file) for file in files]
     for entry in entries:
         is_hidden = entry.name.startswith((".", "_"))
         if depth == 0 or is_hidden or entry == skipped or entry.is_symlink():
             continue
         if entry.is_dir():
-            found += _tables_below(entry, depth - 1, skipped)
-    return found
+            paths += _tables_below(entry, depth - 1, skipped)
+    return paths
 
 
 def _resolve_below(text: str, roots: tuple[Path, ...]) -> Path:

@@ -116,12 +116,12 @@ class RunLibrary:
     def entries(self) -> list[RunEntry]:
         """Return all runs and comparisons, the one that changed last first."""
         jobs = self._latest_jobs()
-        found = []
+        run_entries = []
         for folder in dict.fromkeys([*self._folders(), *map(Path, jobs)]):
             entry = self._entry(folder, jobs.get(str(folder)))
             if entry is not None:
-                found.append(entry)
-        return sorted(found, key=lambda entry: entry.changed, reverse=True)
+                run_entries.append(entry)
+        return sorted(run_entries, key=lambda entry: entry.changed, reverse=True)
 
     def entry(self, folder: Path) -> RunEntry | None:
         """Return one run or comparison; None if the folder holds none yet."""
@@ -129,8 +129,8 @@ class RunLibrary:
 
     def cells(self, folder: Path) -> list[CellProgress]:
         """Return the runs of a folder: the run itself, or all runs of a comparison."""
-        found = [self._cell(run, run == folder) for run in self._run_folders(folder)]
-        return [cell for cell in found if cell is not None]
+        progress = [self._cell(run, run == folder) for run in self._run_folders(folder)]
+        return [cell for cell in progress if cell is not None]
 
     # ---------------------------------------------------------------- reading
 
@@ -144,10 +144,10 @@ class RunLibrary:
 
     def _latest_jobs(self) -> dict[str, Job]:
         """Return the newest job of each folder."""
-        found: dict[str, Job] = {}
+        latest: dict[str, Job] = {}
         for job in self.jobs.all():
-            found.setdefault(job.out, job)
-        return found
+            latest.setdefault(job.out, job)
+        return latest
 
     def _run_folders(self, folder: Path) -> list[Path]:
         """Return the folders of runs: this one, or `METHOD/seed-N` below it."""
@@ -236,7 +236,7 @@ def _curve(records: Sequence[RoundRecord], name: str, metric: str) -> tuple[tupl
     """Return the score of each evaluated round, thinned out to `MAX_POINTS`."""
     points = []
     for record in records:
-        value = record.named(name).get(metric)
+        value = record.evaluation(name).get(metric)
         if value is not None:
             points.append((record.round, float(value)))
     step = max(1, len(points) // MAX_POINTS)

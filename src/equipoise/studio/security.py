@@ -106,6 +106,6 @@ class Guard(BaseHTTPMiddleware):
         return None
 
 
-def _equal(given: str, expected: str) -> bool:
+def _equal(candidate: str, expected: str) -> bool:
     """Compare two texts in constant time."""
-    return secrets.compare_digest(given.encode(), expected.encode())
+    return secrets.compare_digest(candidate.encode(), expected.encode())

@@ -91,13 +91,13 @@ def histograms(path: Path, client_column: str) -> dict[str, tuple[SiteHistogram,
     tables = _site_tables(path, client_column)
     largest = sorted(tables, key=lambda site: -len(tables[site]))[:MAX_SITES]
     names = list(tables[largest[0]].columns) if largest else []
-    found = {}
+    by_column = {}
     for name in names:
         columns = {
             site: tables[site].columns[name] for site in largest if name in tables[site].columns
         }
-        found[name] = _column_histograms(columns)
-    return found
+        by_column[name] = _column_histograms(columns)
+    return by_column
 
 
 def _site_tables(path: Path, client_column: str) -> dict[str, Table]:

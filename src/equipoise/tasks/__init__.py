@@ -58,10 +58,10 @@ class TaskSpec:
 
 def all_tasks() -> dict[str, TaskSpec]:
     """Return every task of this package by name."""
-    found: dict[str, TaskSpec] = {}
+    tasks: dict[str, TaskSpec] = {}
     for info in pkgutil.iter_modules(__path__):
-        found |= _tasks_in(importlib.import_module(f"{__name__}.{info.name}"))
-    return dict(sorted(found.items()))
+        tasks |= _tasks_in(importlib.import_module(f"{__name__}.{info.name}"))
+    return dict(sorted(tasks.items()))
 
 
 def find_task(name: str | TaskSpec) -> TaskSpec:
@@ -81,9 +81,9 @@ def find_task(name: str | TaskSpec) -> TaskSpec:
     if not isinstance(name, str):
         raise UsageError(f"task is {name!r}: give a name, or an equipoise.Task")
     if name.startswith(f"{PYTHON_OBJECT}:"):
-        made = name.partition(":")[2]
+        class_name = name.partition(":")[2]
         raise UsageError(
-            f"task '{made}' was made in Python: go on with {RESUME_HINT.format('task')}"
+            f"task '{class_name}' was made in Python: go on with {RESUME_HINT.format('task')}"
         )
     # Many tasks have a file of their own name: importing it alone saves time at the start.
     file = name.replace("-", "_")

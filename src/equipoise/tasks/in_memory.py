@@ -111,14 +111,14 @@ class DatasetRows:
         parts = {name: part.rows for name, part in assignment.splits.items()}
         if len(assignment.server_holdout):
             parts["server"] = assignment.server_holdout
-        found: dict[str, dict[str, Ints]] = {}
+        splits: dict[str, dict[str, Ints]] = {}
         for client in range(len(first)):
             name = self.rows.names[client] if self.rows.names else str(client)
-            found[name] = {
+            splits[name] = {
                 split: np.sort(rows[owner[rows] == client]) - first[client]
                 for split, rows in parts.items()
             }
-        return found
+        return splits
 
 
 def read_datasets(
@@ -135,10 +135,10 @@ def read_datasets(
         UsageError: If samples or labels cannot be used.
     """
     names = [str(client) for client in clients] if isinstance(clients, Mapping) else []
-    held = clients.values() if isinstance(clients, Mapping) else clients
+    client_list = clients.values() if isinstance(clients, Mapping) else clients
     parts = [
         _client_arrays(part, f"client {f'{names[k]!r}' if names else k}")
-        for k, part in enumerate(held)
+        for k, part in enumerate(client_list)
     ]
     if not parts:
         raise UsageError(f"task '{name}' has no clients: give at least one")
@@ -205,13 +205,13 @@ def from_tables(
     tables: Any, name: str, choices: own.TableLearningConfig, client_column: str = ""
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_tables`."""
-    found = align_tables(_client_tables(tables, client_column), choices)
+    aligned = align_tables(_client_tables(tables, client_column), choices)
     label_type = _label_type([tables] if client_column else tables.values(), choices.target)
 
     def build(
         config: own.TableLearningConfig, model: str, training: TrainingConfig, seed: int
     ) -> ExperimentTask:
-        return own.task_from_tables(name, found, config, model, training, seed, label_type)
+        return own.task_from_tables(name, aligned, config, model, training, seed, label_type)
 
     spec = own.SPEC
     return TaskSpec(
@@ -232,7 +232,7 @@ def _label_type(tables: Iterable[Any], target: str) -> str:
 
     The number 1 and the text '1' are the same class in a table; predictions come back as given.
     """
-    found = set()
+    dtypes = set()
     for table in tables:
         names = getattr(table, "column_names", None) or getattr(table, "columns", table)
         if target not in list(names):
@@ -245,8 +245,8 @@ def _label_type(tables: Iterable[Any], target: str) -> str:
             for label_type, kinds in LABEL_TYPES.items()
             if all(issubclass(kind, kinds) for kind in types)
         ]
-        found.add(fitting[0] if fitting else "")
-    return found.pop() if len(found) == 1 else ""
+        dtypes.add(fitting[0] if fitting else "")
+    return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 def _is_missing(cell: object) -> bool:
@@ -320,13 +320,13 @@ def _start(model: Model, fresh: bool) -> _Start:
     return _Start(model, fresh)
 
 
-def _client_arrays(part: Any, where: str) -> ClientArrays:
+def _client_arrays(part: Any, location: str) -> ClientArrays:
     """Read the samples of a client: one set, or ``(train, test)`` or ``(train, val, test)``."""
     if not _has_splits(part):
-        x, y = _pair(part, where)
+        x, y = _pair(part, location)
         return ClientArrays(x, y, None)
     names = ("train", "test") if len(part) == 2 else ("train", "val", "test")
-    read = [_pair(some, f"{where}, {name}") for some, name in zip(part, names, strict=True)]
+    read = [_pair(some, f"{location}, {name}") for some, name in zip(part, names, strict=True)]
     split = np.repeat([SPLITS.index(name) for name in names], [len(y) for _, y in read])
     x = np.concatenate([x for x, _ in read])
     return ClientArrays(x, np.concatenate([y for _, y in read]), split)
@@ -346,10 +346,10 @@ def _is_dataset(value: Any) -> bool:
     return not hasattr(value, "shape") and hasattr(value, "__getitem__")
 
 
-def _pair(part: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _pair(part: Any, location: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return samples and labels of a pair, of a torch data set, or of one of Hugging Face."""
     if hasattr(part, "column_names") and hasattr(part, "with_format"):
-        part = _huggingface_pair(part, where)
+        part = _huggingface_pair(part, location)
     elif not (isinstance(part, tuple | list) and len(part) == 2):
         try:
             pairs = [part[i] for i in range(len(part))]
@@ -359,42 +359,42 @@ def _pair(part: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
             ]
         except (TypeError, KeyError, IndexError, ValueError, NotImplementedError) as error:
             raise UsageError(
-                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: "
+                f"{location} is neither a pair (x, y) nor a data set of such pairs with a length: "
                 f"{error}"
             ) from error
     x = to_numpy(part[0])
     y = to_numpy(part[1])
     if not x.ndim or x.dtype.kind not in "fiub":
-        raise UsageError(f"{where} has samples of type {x.dtype}: they must be numbers")
+        raise UsageError(f"{location} has samples of type {x.dtype}: they must be numbers")
     if y.ndim == 1 and (len(x) != len(y) or not len(y)):
         raise UsageError(
-            f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, "
+            f"{location} has {len(x)} samples and {len(y)} labels: it needs one label a sample, "
             "and some"
         )
     if y.ndim != 1 or y.dtype.kind not in "fiub":
         raise UsageError(
-            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be classes 0, 1, "
-            "..., or numbers (floats)"
+            f"{location} has labels of type {y.dtype} and shape {y.shape}: they must be classes "
+            "0, 1, ..., or numbers (floats)"
         )
     if np.issubdtype(x.dtype, np.floating):
         x = x.astype(np.float32)
     if y.dtype.kind == "f":
         if not np.isfinite(y).all():
-            raise UsageError(f"{where} has labels that are not finite: leave these samples out")
+            raise UsageError(f"{location} has labels that are not finite: leave these samples out")
         return x, y.astype(np.float32)
     if (y.astype(np.int64) < 0).any():
-        raise UsageError(f"{where} has negative classes: number classes 0, 1, ...")
+        raise UsageError(f"{location} has negative classes: number classes 0, 1, ...")
     return x, y.astype(np.int64)
 
 
-def _huggingface_pair(data: Any, where: str) -> tuple[Any, Any]:
+def _huggingface_pair(data: Any, location: str) -> tuple[Any, Any]:
     """Return samples and labels of a data set of the library ``datasets``."""
     columns = list(data.column_names)
     labels = [name for name in columns if name in LABEL_COLUMNS]
     if len(columns) != 2 or len(labels) != 1:
         raise UsageError(
-            f"{where} has the columns {columns}: keep one of samples and one of labels, which is "
-            f"called {', '.join(LABEL_COLUMNS)} (select_columns, rename_column)"
+            f"{location} has the columns {columns}: keep one of samples and one of labels, which "
+            f"is called {', '.join(LABEL_COLUMNS)} (select_columns, rename_column)"
         )
     samples = next(name for name in columns if name != labels[0])
     arrays = data.with_format("numpy")

@@ -104,7 +104,7 @@ def environment_spec(
     label = getattr(make, "__name__", name)
 
     def build(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
-        kwargs = kwargs_of_agents(_plain(env_kwargs), config.agents)
+        kwargs = kwargs_of_agents(_to_plain_dicts(env_kwargs), config.agents)
         factories = checked_factories(make, label, kwargs)
         return _task_of_factories(name, label, factories, config, model, training, seed)
 
@@ -128,7 +128,7 @@ def env_kwargs_text(
         UsageError: If JSON cannot write one of them.
     """
     try:
-        return json.dumps(_plain(env_kwargs)) if env_kwargs else ""
+        return json.dumps(_to_plain_dicts(env_kwargs)) if env_kwargs else ""
     except TypeError as error:
         raise UsageError(
             f"env_kwargs cannot be written as JSON ({error}): give the class itself to "
@@ -136,7 +136,7 @@ def env_kwargs_text(
         ) from error
 
 
-def _plain(
+def _to_plain_dicts(
     env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
 ) -> dict[str, object] | list[dict[str, object]]:
     """Return keyword arguments as a dictionary, or a list of them."""

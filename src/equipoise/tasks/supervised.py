@@ -495,8 +495,8 @@ class ExamplesTask(SupervisedTask):
     def _rows_of_one(self, ids: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """Return the stored rows and targets of one client."""
         own = self.data.split(_numpy(ids.reshape(1)), split)
-        here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
-        return own.x[here], own.y[here]
+        rows = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
+        return own.x[rows], own.y[rows]
 
     # --- stacks of clients ----------------------------------------------------------------------
 

@@ -44,28 +44,36 @@ def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -
 
 
 def task_from_texts(
-    name: str, found: ClientTexts, config: TextConfig, training: TrainingConfig, seed: int
+    name: str, client_texts: ClientTexts, config: TextConfig, training: TrainingConfig, seed: int
 ) -> ExamplesTask:
     """Build a task from the texts of all clients, in files or given in Python."""
     if config.kind == "classification":
-        module = huggingface.text_classifier(config.pretrained, len(found.classes), seed)
-        target = Target("classification", config.target, found.classes)
+        module = huggingface.text_classifier(config.pretrained, len(client_texts.classes), seed)
+        target = Target("classification", config.target, client_texts.classes)
     else:
         module = huggingface.causal_lm(config.pretrained, seed)
         target = Target("next-token", config.text)
-    served = found.server[0] if found.server else []
-    tokens = Tokenizer(config.pretrained).rows([*found.texts, *served], config.length)
+    served = client_texts.server[0] if client_texts.server else []
+    tokens = Tokenizer(config.pretrained).rows([*client_texts.texts, *served], config.length)
     huggingface.check_tokens(module, int(tokens.max()), tokens.shape[1], config.pretrained)
-    labels = np.concatenate([found.labels, *([found.server[1]] if found.server else [])])
+    labels = np.concatenate(
+        [client_texts.labels, *([client_texts.server[1]] if client_texts.server else [])]
+    )
     y = (
         labels
-        if found.classes
+        if client_texts.classes
         else np.full(len(tokens), math.log(huggingface.vocab_size(module)), np.float32)
     )
-    rows = len(found.texts)
-    server = (tokens[rows:], y[rows:]) if found.server else None
+    rows = len(client_texts.texts)
+    server = (tokens[rows:], y[rows:]) if client_texts.server else None
     given = UserRows(
-        tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target
+        tokens[:rows],
+        y[:rows],
+        client_texts.owner,
+        server,
+        target.outputs,
+        client_texts.clients,
+        target,
     )
     data = given.federate(config, TokenTransform(), tables.split_generator(seed))
     return ExamplesTask(name, module, data, training, fresh=False)

@@ -289,7 +289,7 @@ def _gradient_fn(task: Network, request: LocalTrainRequest) -> GradientFn:
             model = {**params, **leaves}
             if custom_loss:
                 if ROW_WEIGHTS in aux:
-                    aux = {**aux, ROW_WEIGHTS: _filled(weight, y, task.dtype)}
+                    aux = {**aux, ROW_WEIGHTS: _full_weights(weight, y, task.dtype)}
                 losses = custom_loss(model, x, y, aux)
             else:
                 losses = task.losses_stack(model, x, y)
@@ -321,7 +321,7 @@ def _cross_entropy_gradients(
     return models.gradients(models.logits(stack, x), x, y, weight)
 
 
-def _filled(weight: Tensor | float, y: Tensor, dtype: torch.dtype) -> Tensor:
+def _full_weights(weight: Tensor | float, y: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weights of the examples as a tensor `[A, B]`; `y` is `[A, B, ...]`."""
     if isinstance(weight, Tensor):
         return weight
@@ -363,10 +363,10 @@ def _expand_like(value: Tensor, like: Tensor) -> Tensor:
     return value.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def _index(tree: State, which: Tensor | slice) -> State:
+def _index(tree: State, rows: Tensor | slice) -> State:
     """Index the leading axis of every tensor of a nested dictionary."""
     return {
-        key: _index(value, which) if isinstance(value, dict) else value[which]
+        key: _index(value, rows) if isinstance(value, dict) else value[rows]
         for key, value in tree.items()
     }
 

@@ -101,34 +101,34 @@ TrainFn = Callable[[Network, Tensor, LocalTrainRequest, RngContext], tuple[Param
 
 
 def slice_request(
-    request: LocalTrainRequest, which: int | slice, num_clients: int
+    request: LocalTrainRequest, rows: int | slice, num_clients: int
 ) -> LocalTrainRequest:
     """Return the request of one or some clients of a stack.
 
     Args:
         request: Request of all clients, with leading axes `[K, ...]`.
-        which: Position of one client, or a slice of positions.
+        rows: Position of one client, or a slice of positions.
         num_clients: Number K of clients of the stack.
 
     Returns:
-        The request of these clients; without a client axis if `which` is an int.
+        The request of these clients; without a client axis if `rows` is an int.
     """
     proximal = request.proximal
     if proximal is not None:
-        mu = torch.as_tensor(proximal.mu).expand(num_clients)[which]
-        anchor_lr = torch.as_tensor(proximal.anchor_lr).expand(num_clients)[which]
-        proximal = ProximalTerm(pytree.index(proximal.anchor, which), mu, anchor_lr)
+        mu = torch.as_tensor(proximal.mu).expand(num_clients)[rows]
+        anchor_lr = torch.as_tensor(proximal.anchor_lr).expand(num_clients)[rows]
+        proximal = ProximalTerm(pytree.index(proximal.anchor, rows), mu, anchor_lr)
     grad_correction = request.grad_correction
     if grad_correction is not None:
-        grad_correction = pytree.index(grad_correction, which)
+        grad_correction = pytree.index(grad_correction, rows)
     return replace(
         request,
-        params=pytree.index(request.params, which),
-        epochs=request.epochs[which],
-        lr=request.lr[which],
+        params=pytree.index(request.params, rows),
+        epochs=request.epochs[rows],
+        lr=request.lr[rows],
         proximal=proximal,
         grad_correction=grad_correction,
-        aux=pytree.index(request.aux, which),
+        aux=pytree.index(request.aux, rows),
     )
 
 

@@ -205,11 +205,11 @@ class ClassificationObjective(Objective):
     ) -> Params:
         """Compute metrics; accuracy without probabilities, because it is the most frequent one."""
         rest = [name for name in names if name != "acc"]
-        found = super().score(outputs, y, weight, rest)
+        scores = super().score(outputs, y, weight, rest)
         return {
             name: weighted_mean(outputs.max(-1).indices == y, weight)
             if name == "acc"
-            else found[name]
+            else scores[name]
             for name in names
         }
 

@@ -103,9 +103,9 @@ class RiskTable:
         return hazard
 
 
-def _sums(place: NDArray[np.int64], values: Floats, num_bins: int) -> Floats:
+def _sums(interval: NDArray[np.int64], values: Floats, num_bins: int) -> Floats:
     """Return the sum of values in each bin."""
-    return np.bincount(place, weights=values, minlength=num_bins).astype(np.float64)
+    return np.bincount(interval, weights=values, minlength=num_bins).astype(np.float64)
 
 
 def _ratio(events: Floats, number: Floats) -> Floats:
@@ -148,8 +148,8 @@ def hazard_at(edges: Floats, hazard: Floats, times: Floats) -> Floats:
     Returns:
         Hazards ``[n]``; after the last edge the last one.
     """
-    found: Floats = np.interp(times, np.append(0.0, edges), np.append(0.0, hazard))
-    return found
+    hazards: Floats = np.interp(times, np.append(0.0, edges), np.append(0.0, hazard))
+    return hazards
 
 
 def log_level(expected: float, observed: float) -> float:
@@ -193,8 +193,8 @@ def censoring_survival(time: Floats, event: Floats, at: Floats) -> Floats:
     at_risk = table.at_risk - events
     share = np.divide(table.events, at_risk, out=np.zeros_like(at_risk), where=at_risk > 0)
     curve = np.append(1.0, np.cumprod(1 - share))
-    found: Floats = curve[np.searchsorted(edges, at, side="right")]
-    return found
+    probabilities: Floats = curve[np.searchsorted(edges, at, side="right")]
+    return probabilities
 
 
 def brier_score(time: Floats, event: Floats, probability: Floats, horizon: float) -> float:

@@ -97,7 +97,7 @@ def flatten_sections(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     Raises:
         UsageError: If a section is unknown, or an option is given twice.
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         key = str(name).replace("-", "_")
         if not isinstance(value, dict):
@@ -118,10 +118,10 @@ def flatten_sections(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         for option, inner_value in pairs.items():
             if isinstance(inner_value, dict):
                 raise UsageError(f"{source} nests '{option}' too deeply: give it a plain value")
-            if option in found:
+            if option in flat:
                 raise UsageError(f"{source} gives '{option}' twice")
-            found[option] = inner_value
-    return found
+            flat[option] = inner_value
+    return flat
 
 
 def parse_assignment(text: str) -> tuple[str, str]:
@@ -168,8 +168,8 @@ def _check_format(path: Path, recorded: object) -> None:
     """Refuse a run folder of another format."""
     if recorded == FORMAT:
         return
-    found = "no format" if recorded is None else f"format {recorded}"
+    description = "no format" if recorded is None else f"format {recorded}"
     raise UsageError(
         f"'{path}' was written by another version of Equipoise "
-        f"({found}, this version reads format {FORMAT}): start a new run, or use that version"
+        f"({description}, this version reads format {FORMAT}): start a new run, or use that version"
     )

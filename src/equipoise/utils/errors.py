@@ -31,9 +31,9 @@ def refuse_all(problems: Iterable[tuple[bool, str]]) -> None:
     Args:
         problems: Whether each problem is there, and its message.
     """
-    found = [message for is_there, message in problems if is_there]
-    if found:
-        raise UsageError("; ".join(found))
+    messages = [message for is_there, message in problems if is_there]
+    if messages:
+        raise UsageError("; ".join(messages))
 
 
 def install_hint(extra: str) -> str:
@@ -41,15 +41,15 @@ def install_hint(extra: str) -> str:
     return f"pip install 'equipoise[{extra}]' (in a clone: pip install -e '.[{extra}]')"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Suggest similar names for an error message.
 
     Args:
         name: The unknown name.
-        known: All valid names.
+        candidates: All valid names.
 
     Returns:
         ` (did you mean 'a' or 'b'?)`, or an empty string if no name is close.
     """
-    close = difflib.get_close_matches(name, list(known), 3, 0.5)
+    close = difflib.get_close_matches(name, list(candidates), 3, 0.5)
     return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""

@@ -13,12 +13,12 @@ from equipoise.utils.errors import UsageError, install_hint
 Loaded = TypeVar("Loaded")
 
 
-def import_library(name: str, what: str) -> ModuleType:
+def import_library(name: str, purpose: str) -> ModuleType:
     """Import a library of the extra `text`.
 
     Args:
         name: Name of the library.
-        what: What needs it, for the error.
+        purpose: What needs it, for the error.
 
     Raises:
         UsageError: If it is not installed.
@@ -26,14 +26,14 @@ def import_library(name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(f"{what} needs {name}: {install_hint('text')}") from error
+        raise UsageError(f"{purpose} needs {name}: {install_hint('text')}") from error
 
 
-def load_pretrained(what: str, name: str, load: Callable[[str], Loaded]) -> Loaded:
+def load_pretrained(kind: str, name: str, load: Callable[[str], Loaded]) -> Loaded:
     """Load an object from a folder or from the hub.
 
     Args:
-        what: Kind of the object, for errors.
+        kind: Kind of the object, for errors.
         name: Path of a folder, or a name on the hub.
         load: Loads the object from a path or a name.
 
@@ -46,7 +46,7 @@ def load_pretrained(what: str, name: str, load: Callable[[str], Loaded]) -> Load
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UsageError(
-            f"there is no folder '{name}' for {what}: "
+            f"there is no folder '{name}' for {kind}: "
             "give a folder, or a name on the Hugging Face hub"
         )
     try:
@@ -56,9 +56,9 @@ def load_pretrained(what: str, name: str, load: Callable[[str], Loaded]) -> Load
     except Exception as error:  # whatever the library, the network or the hub may raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
-        where = (
+        location = (
             "the folder"
             if folder.is_dir()
             else "the hub (there is no such folder here; is there a network?)"
         )
-        raise UsageError(f"{what} '{name}' cannot be loaded from {where}: {reason}") from error
+        raise UsageError(f"{kind} '{name}' cannot be loaded from {location}: {reason}") from error

@@ -18,12 +18,12 @@ _LOADED: set[str] = set()
 """Names of the classes that were loaded."""
 
 
-def load_class(name: str, what: str) -> object:
+def load_class(name: str, kind: str) -> object:
     """Load a user class.
 
     Args:
         name: `module:Class` or `path/to/file.py:Class`.
-        what: What it is used for (`method`, `task`), for errors.
+        kind: What it is used for (`method`, `task`), for errors.
 
     Returns:
         The class, or None if the module does not have it.
@@ -35,12 +35,12 @@ def load_class(name: str, what: str) -> object:
     _LOADED.add(name)
     if where == PYTHON_OBJECT:
         raise UsageError(
-            f"{what} '{class_name}' was given in Python: go on with {RESUME_HINT.format(what)}"
+            f"{kind} '{class_name}' was given in Python: go on with {RESUME_HINT.format(kind)}"
         )
     module = (
-        _of_file(Path(where), class_name, what)
+        _of_file(Path(where), class_name, kind)
         if where.endswith(".py")
-        else _module(where, name, what)
+        else _module(where, name, kind)
     )
     return getattr(module, class_name, None)
 
@@ -54,12 +54,12 @@ def class_path(kind: type) -> str:
     Returns:
         `module:Class` if it can be imported again, otherwise `python:Class`.
     """
-    where = kind.__module__
+    module = kind.__module__
     name = kind.__qualname__
     importable = (
-        where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
+        module != "__main__" and "." not in name and importlib.util.find_spec(module) is not None
     )
-    return f"{where}:{name}" if importable else f"{PYTHON_OBJECT}:{name.rpartition('.')[2]}"
+    return f"{module}:{name}" if importable else f"{PYTHON_OBJECT}:{name.rpartition('.')[2]}"
 
 
 def own_code_place(error: BaseException) -> str:
@@ -83,9 +83,9 @@ def own_code_place(error: BaseException) -> str:
     return ""
 
 
-def _of_file(path: Path, class_name: str, what: str) -> ModuleType:
+def _of_file(path: Path, class_name: str, kind: str) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"there is no file '{path}' to take {what} '{class_name}' from")
+        raise UsageError(f"there is no file '{path}' to take {kind} '{class_name}' from")
     name = f"equipoise_own_{path.stem}"  # its own name could be that of a module that others import
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -98,10 +98,10 @@ def _of_file(path: Path, class_name: str, what: str) -> ModuleType:
     return module
 
 
-def _module(where: str, name: str, what: str) -> ModuleType:
+def _module(module: str, name: str, kind: str) -> ModuleType:
     try:
-        return importlib.import_module(where)
+        return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
-            f"{what} '{name}': {error}; if it was given in Python, use {RESUME_HINT.format(what)}"
+            f"{kind} '{name}': {error}; if it was given in Python, use {RESUME_HINT.format(kind)}"
         ) from error

@@ -99,11 +99,11 @@ def leaves(tree: Any) -> list[Any]:
 
 def named_leaves(tree: State, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
     """Return the tensors of nested dictionaries by their path of keys."""
-    found: dict[tuple[str, ...], Tensor] = {}
+    by_path: dict[tuple[str, ...], Tensor] = {}
     for key, value in tree.items():
         path = (*prefix, key)
-        found |= named_leaves(value, path) if isinstance(value, dict) else {path: value}
-    return found
+        by_path |= named_leaves(value, path) if isinstance(value, dict) else {path: value}
+    return by_path
 
 
 def with_leaves(tree: T, values: Iterable[Tensor]) -> T:
@@ -154,14 +154,14 @@ def _message_fields(kind: Any) -> dict[str, type]:
     return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
 
 
-def index(tree: T, which: int | slice | Tensor) -> T:
+def index(tree: T, rows: int | slice | Tensor) -> T:
     """Select one client (int) or some clients (slice, tensor) of a stack."""
     result: T
-    if isinstance(which, Tensor) and which.dtype == torch.int64 and which.dim() == 1:
+    if isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.dim() == 1:
         # Ten times faster than value[which].
-        result = map_leaves(lambda value: value.index_select(0, which), tree)
+        result = map_leaves(lambda value: value.index_select(0, rows), tree)
     else:
-        result = map_leaves(lambda value: value[which], tree)
+        result = map_leaves(lambda value: value[rows], tree)
     return result
 
 
@@ -192,7 +192,7 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
     Returns:
         The stack of all clients.
     """
-    whole: list[Tensor] = []
+    joined: list[Tensor] = []
     first = 0
     same = [0]
     structure: T | None = None
@@ -201,24 +201,24 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
         if structure is None:
             structure = map_leaves(lambda _: 0, stack)  # without the tensors
             same = _alias_index(parts)
-            made = {
+            by_address = {
                 place: parts[place].new_empty((rows, *parts[place].shape[1:]))
                 for place in set(same)
             }
-            whole = [made[place] for place in same]
+            joined = [by_address[place] for place in same]
         elif _alias_index(parts) != same:  # from here on each has its own
-            whole = [
-                whole[place] if place == own else whole[place].clone()
+            joined = [
+                joined[place] if place == own else joined[place].clone()
                 for own, place in enumerate(same)
             ]
             same = list(range(len(parts)))
         last = first + len(parts[0])
         for place in set(same):
-            whole[place][first:last] = parts[place]
+            joined[place][first:last] = parts[place]
         first = last
         del stack, parts  # before the next is made
     assert structure is not None
-    return with_leaves(structure, whole)
+    return with_leaves(structure, joined)
 
 
 def _alias_index(tensors: list[Tensor]) -> list[int]:
@@ -246,11 +246,11 @@ def to_device(tree: State, device: torch.device) -> State:
 
 def digest(tree: Params) -> str:
     """Return a SHA-256 digest of names, types, shapes and values; empty for no tensors."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, value in sorted(tree.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:32] if tree else ""
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        hasher.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()[:32] if tree else ""
 
 
 def tree_bytes(tree: Any, stacked: bool = False) -> int:

@@ -114,8 +114,8 @@ class Streams:
     def __init__(self, purpose: str, first: int, count: int = 1) -> None:
         """Register ``count`` streams from number ``first`` on."""
         numbers = range(first, first + count)
-        for taken, other in _TAKEN.items():
-            if first < taken.stop and taken.start < numbers.stop:
+        for registered, other in _TAKEN.items():
+            if first < registered.stop and registered.start < numbers.stop:
                 raise ValueError(
                     f"streams {first} to {numbers.stop - 1} of '{purpose}' "
                     f"belong to '{other}' in part"
@@ -124,13 +124,13 @@ class Streams:
         self.purpose = purpose
         self._numbers = numbers
 
-    def __getitem__(self, place: int) -> Stream:
+    def __getitem__(self, index: int) -> Stream:
         """Return the stream at a position of the range."""
-        if not 0 <= place < len(self._numbers):
+        if not 0 <= index < len(self._numbers):
             raise IndexError(
-                f"'{self.purpose}' has streams 0 to {len(self._numbers) - 1}, not {place}"
+                f"'{self.purpose}' has streams 0 to {len(self._numbers) - 1}, not {index}"
             )
-        return Stream(self._numbers[place])
+        return Stream(self._numbers[index])
 
 
 BATCHES = Streams("orders of batches in local training, by the call's stream", 0, 1000)

@@ -34,12 +34,12 @@ def write_sealed(path: Path, table: dict[str, Any]) -> None:
         _write(path.parent / INDEX, {"records": sorted([*names, path.name])})
 
 
-def read_sealed(path: Path, lost: str) -> dict[str, Any] | None:
+def read_sealed(path: Path, loss_message: str) -> dict[str, Any] | None:
     """Read a file of `write_sealed`.
 
     Args:
         path: The file.
-        lost: What is not known if the file is damaged, for the error.
+        loss_message: What is not known if the file is damaged, for the error.
 
     Returns:
         The JSON object; None if the file was never written.
@@ -48,9 +48,9 @@ def read_sealed(path: Path, lost: str) -> dict[str, Any] | None:
         UsageError: If the file does not match its digest, or was deleted.
     """
     if path.exists():
-        return _read(path, lost)
+        return _read(path, loss_message)
     if path.name in _read_index(path.parent):
-        raise UsageError(f"'{path}' was deleted: {lost}; bring it back from a copy")
+        raise UsageError(f"'{path}' was deleted: {loss_message}; bring it back from a copy")
     return None
 
 
@@ -67,7 +67,7 @@ def _write(path: Path, table: dict[str, Any]) -> None:
     io.write_text(path, json.dumps({**table, DIGEST_KEY: _digest(table)}))
 
 
-def _read(path: Path, lost: str) -> dict[str, Any]:
+def _read(path: Path, loss_message: str) -> dict[str, Any]:
     """Read a table, and compare it with its digest."""
     try:
         table = json.loads(io.read_text(path))
@@ -75,7 +75,7 @@ def _read(path: Path, lost: str) -> dict[str, Any]:
             return dict(table)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise UsageError(f"'{path}' is damaged: {lost}")
+    raise UsageError(f"'{path}' is damaged: {loss_message}")
 
 
 def _digest(table: dict[str, Any]) -> str:

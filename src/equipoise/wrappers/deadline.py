@@ -58,10 +58,10 @@ class DeadlineEpochs(MethodWrapper):
         return LocalHParams(epochs, hparams.lr), state
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow fewer epochs than the inner method chooses, and at least one."""
-        lowest, highest = super().allowed_hparams(task, asked, round, num_rounds, server_chose)
+        lowest, highest = super().allowed_hparams(task, proposed, round, num_rounds, server_chose)
         return LocalHParams(lowest.epochs.clamp(max=1), lowest.lr), highest
 
     def affordable_epochs(self, client: Client, hparams: LocalHParams) -> Tensor:

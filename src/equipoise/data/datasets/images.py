@@ -50,16 +50,16 @@ class ImageFormat:
     label: str = "label"
     test_split: str = "test"
 
-    def decode_tables(self, tables: Mapping[str, pa.Table], where: str) -> Arrays:
+    def decode_tables(self, tables: Mapping[str, pa.Table], location: str) -> Arrays:
         """Decode the tables of the training and the test split.
 
         Args:
             tables: Arrow tables by split.
-            where: Name of the data set in error messages.
+            location: Name of the data set in error messages.
         """
         arrays: Arrays = {}
         for prefix, split in (("", "train"), ("test_", self.test_split)):
-            name = f"split '{split}' of '{where}'"
+            name = f"split '{split}' of '{location}'"
             arrays[f"{prefix}y"] = read_labels(tables[split], self.label, self.classes, name)
             arrays[f"{prefix}x"] = decode_images(tables[split], self.size, self.mode, name)
         return arrays
@@ -139,8 +139,8 @@ def find_fashion_mnist(folder: Path) -> DatasetFiles | None:
     files = {f"file '{FASHION_MNIST_FILES[name]}.gz'": path for name, path in paths.items()}
     if not is_complete(files, folder, "download all four files of Fashion-MNIST"):
         return None
-    found = {name: path for name, path in paths.items() if path}
-    return DatasetFiles(list(found.values()), partial(_read_fashion_mnist, found))
+    existing = {name: path for name, path in paths.items() if path}
+    return DatasetFiles(list(existing.values()), partial(_read_fashion_mnist, existing))
 
 
 def _read_fashion_mnist(paths: dict[str, Path]) -> Arrays:
@@ -234,8 +234,8 @@ def find_cifar(layout: CifarLayout, folder: Path) -> DatasetFiles | None:
     """Find pickled batches in a folder, else the archive, else Parquet files."""
     for place in (folder, folder / layout.folder):
         paths = [place / name for name in layout.batches]
-        found = {f"'{path.name}'": path.is_file() for path in paths}
-        if is_complete(found, place, f"unpack '{layout.archive}' again"):
+        exists = {f"'{path.name}'": path.is_file() for path in paths}
+        if is_complete(exists, place, f"unpack '{layout.archive}' again"):
             return DatasetFiles(paths, partial(_read_batches, layout, paths))
     archive = folder / layout.archive
     if archive.is_file():
@@ -265,12 +265,12 @@ def _read_tables(layout: CifarLayout, paths: Mapping[str, list[Path]]) -> Arrays
     return layout.tables.decode_tables(tables, str(paths["train"][0].parent))
 
 
-def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, bytes]:
+def read_archive(path: Path, names: tuple[str, ...], folder: str) -> dict[str, bytes]:
     """Read files of a .tar.gz without writing anything to disk.
 
     Args:
         path: The archive.
-        wanted: Names of the files.
+        names: Names of the files.
         folder: Folder inside the archive that holds them.
 
     Returns:
@@ -279,7 +279,7 @@ def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, 
     Raises:
         UsageError: If the archive is damaged, incomplete, or has an unsafe entry.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
@@ -290,15 +290,15 @@ def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, 
                     f"'{path}' holds the unsafe entry '{member.name}': do not trust this file",
                 )
                 content = archive.extractfile(member)
-                if content and entry.parent.name == folder and entry.name in wanted:
-                    found[entry.name] = content.read()
+                if content and entry.parent.name == folder and entry.name in names:
+                    contents[entry.name] = content.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise UsageError(
             f"'{path}' is truncated or damaged: download it again ({error})"
         ) from error
-    for name in wanted:
-        require(name in found, f"'{path}' has no '{folder}/{name}': download it again")
-    return found
+    for name in names:
+        require(name in contents, f"'{path}' has no '{folder}/{name}': download it again")
+    return contents
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -325,14 +325,14 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def read_batch(content: bytes, key: bytes, classes: int, where: str) -> tuple[Images, Labels]:
+def read_batch(content: bytes, key: bytes, classes: int, location: str) -> tuple[Images, Labels]:
     """Decode one pickled CIFAR batch.
 
     Args:
         content: The pickle: ``data`` has rows of 3072 bytes (planes R, G, B).
         key: Name of the labels in it.
         classes: Number of classes.
-        where: Name of the batch, for error messages.
+        location: Name of the batch, for error messages.
 
     Returns:
         Images ``[n, 32, 32, 3]`` and labels ``[n]``.
@@ -343,35 +343,37 @@ def read_batch(content: bytes, key: bytes, classes: int, where: str) -> tuple[Im
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except UsageError as error:
-        raise UsageError(f"{where} {error}") from error
+        raise UsageError(f"{location} {error}") from error
     except Exception as error:  # a damaged pickle may raise anything
-        raise UsageError(f"{where} is truncated or damaged: download it again ({error})") from error
+        raise UsageError(
+            f"{location} is truncated or damaged: download it again ({error})"
+        ) from error
     wrong_data_set = "it is not a batch of this data set"
     require(
         isinstance(batch, dict) and b"data" in batch and key in batch,
-        f"{where} has no 'data' and '{key.decode()}': {wrong_data_set}",
+        f"{location} has no 'data' and '{key.decode()}': {wrong_data_set}",
     )
     data = batch[b"data"]
     labels = batch[key]
     is_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8
     require(
         is_bytes and data.ndim == 2 and data.shape[1] == 3072,
-        f"{where} does not hold rows of 3072 bytes: {wrong_data_set}",
+        f"{location} does not hold rows of 3072 bytes: {wrong_data_set}",
     )
     is_list = isinstance(labels, list) and all(isinstance(label, int) for label in labels)
-    require(is_list and len(labels) > 0, f"{where} has no list of labels: {wrong_data_set}")
+    require(is_list and len(labels) > 0, f"{location} has no list of labels: {wrong_data_set}")
     require(
         len(labels) == len(data),
-        f"{where} has {len(data)} images, but {len(labels)} labels: download it again",
+        f"{location} has {len(data)} images, but {len(labels)} labels: download it again",
     )
     images = np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    return images, check_labels(np.array(labels, np.int64), classes, where)
+    return images, check_labels(np.array(labels, np.int64), classes, location)
 
 
-def _decode_batches(layout: CifarLayout, contents: dict[str, bytes], where: str) -> Arrays:
+def _decode_batches(layout: CifarLayout, contents: dict[str, bytes], location: str) -> Arrays:
     """Decode and join pickled batches."""
     batches = {
-        name: read_batch(content, layout.key, layout.classes, f"'{name}' in '{where}'")
+        name: read_batch(content, layout.key, layout.classes, f"'{name}' in '{location}'")
         for name, content in contents.items()
     }
     train = [batches[name] for name in layout.train]
@@ -480,14 +482,14 @@ TINY_IMAGENET = DatasetSource(
 # ------------------------------------------------------------------ encoded images and Parquet
 
 
-def decode_image(encoded: bytes, size: int, mode: str, where: str) -> Images:
+def decode_image(encoded: bytes, size: int, mode: str, location: str) -> Images:
     """Decode one square image.
 
     Args:
         encoded: Content of a PNG or JPEG file.
         size: Expected height and width.
         mode: Pillow mode to convert to: ``L`` or ``RGB``.
-        where: Name of the image, for error messages.
+        location: Name of the image, for error messages.
 
     Returns:
         Pixels ``[size, size, channels]``.
@@ -500,11 +502,13 @@ def decode_image(encoded: bytes, size: int, mode: str, where: str) -> Images:
         with pillow.open(io.BytesIO(encoded)) as image:
             pixels = np.asarray(image.convert(mode))
     except (OSError, ValueError, SyntaxError) as error:
-        raise UsageError(f"{where} is not a readable image: download it again ({error})") from error
+        raise UsageError(
+            f"{location} is not a readable image: download it again ({error})"
+        ) from error
     height, width = pixels.shape[:2]
     require(
         height == width == size,
-        f"{where} is {width}x{height}, not {size}x{size}: is it this data set?",
+        f"{location} is {width}x{height}, not {size}x{size}: is it this data set?",
     )
     return pixels.reshape(size, size, -1)
 
@@ -528,14 +532,14 @@ def read_parquet(paths: list[Path]) -> pa.Table:
     return pyarrow.concat_tables(tables)
 
 
-def decode_images(table: pa.Table, size: int, mode: str, where: str) -> Images:
+def decode_images(table: pa.Table, size: int, mode: str, location: str) -> Images:
     """Decode the column ``img`` or ``image`` of an Arrow table.
 
     Args:
         table: The Arrow table.
         size: Expected height and width.
         mode: ``L`` or ``RGB``.
-        where: Name of the table, for error messages.
+        location: Name of the table, for error messages.
 
     Returns:
         Pixels ``[n, size, size, channels]``.
@@ -545,37 +549,37 @@ def decode_images(table: pa.Table, size: int, mode: str, where: str) -> Images:
     """
     columns = table.column_names
     column = next((name for name in ("img", "image") if name in columns), None)
-    message = f"{where} has no column 'img' or 'image': it has {', '.join(columns)}"
+    message = f"{location} has no column 'img' or 'image': it has {', '.join(columns)}"
     require(column is not None, message)
     channels = 1 if mode == "L" else 3
     pixels = np.empty((table.num_rows, size, size, channels), np.uint8)
     for row, item in enumerate(table[column]):
         encoded: bytes = (item.as_py() or {}).get("bytes") or b""
-        require(len(encoded) > 0, f"row {row} of {where} holds no image")
-        pixels[row] = decode_image(encoded, size, mode, f"row {row} of {where}")
+        require(len(encoded) > 0, f"row {row} of {location} holds no image")
+        pixels[row] = decode_image(encoded, size, mode, f"row {row} of {location}")
     return pixels
 
 
-def read_labels(table: pa.Table, column: str, classes: int, where: str) -> Labels:
+def read_labels(table: pa.Table, column: str, classes: int, location: str) -> Labels:
     """Read a column of labels of an Arrow table.
 
     Raises:
         UsageError: If the column is missing or incomplete, or a label is out of range.
     """
     columns = table.column_names
-    require(column in columns, f"{where} has no column '{column}': it has {', '.join(columns)}")
+    require(column in columns, f"{location} has no column '{column}': it has {', '.join(columns)}")
     values = table[column]
-    require(not values.null_count, f"{where} has rows without '{column}': download it again")
-    return check_labels(values.to_numpy().astype(np.int64), classes, where)
+    require(not values.null_count, f"{location} has rows without '{column}': download it again")
+    return check_labels(values.to_numpy().astype(np.int64), classes, location)
 
 
-def check_labels(labels: Labels, classes: int, where: str) -> Labels:
+def check_labels(labels: Labels, classes: int, location: str) -> Labels:
     """Return the labels unchanged.
 
     Raises:
         UsageError: If a label is out of range.
     """
     is_class = (labels >= 0) & (labels < classes)
-    message = f"{where} has labels outside 0..{classes - 1}: is it this data set?"
+    message = f"{location} has labels outside 0..{classes - 1}: is it this data set?"
     require(bool(is_class.all()), message)
     return labels

@@ -89,32 +89,34 @@ def prepare_tables(
         rng: Draws the splits.
         diagnostics: Problems and notes from reading the files.
     """
-    found = list(diagnostics)
+    all_diagnostics = list(diagnostics)
     columns = next(iter(tables.clients.values())).columns
     spec = None
     try:
         spec = parse_target(config, columns, tables.source)
     except UsageError as error:
-        found.append(Diagnostic(str(error), True))
+        all_diagnostics.append(Diagnostic(str(error), True))
     assignment = None
     if spec is not None:
         labelled, about_targets = drop_unlabelled_rows(tables, spec, config)
-        found += about_targets
+        all_diagnostics += about_targets
         if sum(map(len, labelled.clients.values())):
             tables, about_clients = treat_small_clients(labelled, config)
-            found += about_clients
-        if not any(diagnostic.is_problem for diagnostic in found):
+            all_diagnostics += about_clients
+        if not any(diagnostic.is_problem for diagnostic in all_diagnostics):
             assignment = _assign(tables, config, rng)
     messages, upload_bytes = _compute_messages(tables, spec, assignment, config)
     fitted = fit_columns(messages, spec, config)
-    found += fitted.diagnostics
+    all_diagnostics += fitted.diagnostics
     if assignment is not None and spec is not None:
         names = [*(encoder.name for encoder in fitted.encoders), *spec.columns]
         splits = assignment.splits
         owners = list(tables.clients.values())
         if "test" in splits:
-            found += check_duplicates(owners, names, splits["train"].rows, splits["test"].rows)
-    return PreparedTables(tables, fitted, assignment, tuple(found), upload_bytes)
+            all_diagnostics += check_duplicates(
+                owners, names, splits["train"].rows, splits["test"].rows
+            )
+    return PreparedTables(tables, fitted, assignment, tuple(all_diagnostics), upload_bytes)
 
 
 def build_federation(

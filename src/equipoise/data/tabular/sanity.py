@@ -104,7 +104,7 @@ def _ranked_values(column: Column) -> Floats | None:
     numbers = column.numbers
     if not 2 * np.count_nonzero(~np.isnan(numbers)) > np.count_nonzero(~column.missing):
         days = (column.days(date_format) for date_format in FORMATS if len(column.texts))
-        numbers = next((found for found in days if not np.isnan(found).all()), numbers)
+        numbers = next((parsed for parsed in days if not np.isnan(parsed).all()), numbers)
         if np.isnan(numbers).all() and not column.missing.all():
             return None
     return np.where(np.isnan(numbers), -np.inf, numbers)

@@ -102,14 +102,14 @@ def infer_column(
     num_invalid = _num_invalid(column)
     is_numeric = column.numbers.count >= MIN_TYPE_SHARE * (column.numbers.count + num_invalid)
     if is_numeric or column.name in parse_names(config.numbers):
-        return _number(column, num_invalid, config), _report_invalid_numbers(messages, index)
+        return _encode_number(column, num_invalid, config), _report_invalid_numbers(messages, index)
     date, diagnostics = _date(column)
     if date or diagnostics:
         return date or DroppedColumn(column.name, "its dates are ambiguous"), diagnostics
-    return _text(column), []
+    return _encode_text(column), []
 
 
-def _number(
+def _encode_number(
     column: ColumnStatistics, num_invalid: int, config: ColumnConfig
 ) -> Encoder | DroppedColumn:
     """Encode a column of numbers; few whole numbers are categories."""
@@ -205,7 +205,7 @@ def _category(column: ColumnStatistics) -> Encoder | DroppedColumn:
     return Category(column.name, values, by_count[0], has_other, column.num_missing > 0)
 
 
-def _text(column: ColumnStatistics) -> Encoder | DroppedColumn:
+def _encode_text(column: ColumnStatistics) -> Encoder | DroppedColumn:
     """Encode texts as categories, unless most rows have their own text."""
     num_texts = len(column.text_counts)
     if PERSON_NAME.search(column.name) and (column.num_suppressed or num_texts > MAX_PERSON_NAMES):

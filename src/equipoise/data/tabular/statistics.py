@@ -326,7 +326,7 @@ def _count_codes(column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _date_statistics(column: Column) -> tuple[DateStatistics, ...]:
     """Compute statistics of the cells that are dates, for each format."""
-    found = []
+    statistics = []
     for date_format in FORMATS:
         if np.isnan(column.texts.days(date_format)).all():
             continue
@@ -334,8 +334,8 @@ def _date_statistics(column: Column) -> tuple[DateStatistics, ...]:
         days = days[~np.isnan(days)]
         if len(days):
             has_time = bool((days % 1 != 0).any())
-            found.append(DateStatistics(date_format, moments(days), has_time))
-    return tuple(found)
+            statistics.append(DateStatistics(date_format, moments(days), has_time))
+    return tuple(statistics)
 
 
 def _add_counts(

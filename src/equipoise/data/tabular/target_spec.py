@@ -119,14 +119,14 @@ class TargetSpec(Record, frozen=True):
 
         A text that means a missing number is not wrong.
         """
-        found = np.full(len(table), "", object)
+        invalid = np.full(len(table), "", object)
         if not self.needs_number(kind):
-            return found
+            return invalid
         column = table.columns[self.target.column]
         rows = np.flatnonzero(column.codes >= 0)
         texts = column.texts.take(column.codes[rows])
-        found[rows] = ["" if text.lower() in MISSING_NUMBER_TEXTS else text for text in texts]
-        return found
+        invalid[rows] = ["" if text.lower() in MISSING_NUMBER_TEXTS else text for text in texts]
+        return invalid
 
     def read(self, table: Table, target: Target) -> AnyArray:
         """Read the targets of rows whose target is known.
@@ -288,7 +288,7 @@ def _classes_alike(texts: Sequence[str]) -> list[list[str]]:
     by_form: dict[str, list[str]] = {}
     for text in texts:
         by_form.setdefault("".join(text.lower().split()), []).append(text)
-    return [found for found in by_form.values() if len(found) > 1]
+    return [group for group in by_form.values() if len(group) > 1]
 
 
 def _alike_message(

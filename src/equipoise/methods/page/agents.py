@@ -148,8 +148,8 @@ def init_networks(party: Client | Server, config: ddpg.Config, player: PlayerSta
     state_dim = player["last_state"].shape[-1]
     action_dim = player["last_action"].shape[-1]
     u = party.uniform(ddpg.init_draws(config, state_dim, action_dim), stream=rng.AGENT[0])
-    drawn = ddpg.init(config, state_dim, action_dim, u)
-    agent = _with_networks(player["ddpg"], drawn, is_new)
+    initial = ddpg.init(config, state_dim, action_dim, u)
+    agent = _with_networks(player["ddpg"], initial, is_new)
     return {**player, "ddpg": agent}
 
 
@@ -781,20 +781,20 @@ def _init_shared_networks(
     state_dim = agent["buffer"]["state"].shape[-1]
     action_dim = agent["buffer"]["action"].shape[-1]
     u = server.uniform(ddpg.init_draws(config, state_dim, action_dim), streams[0])
-    drawn = ddpg.init(config, state_dim, action_dim, u)
-    return _with_networks(agent, drawn, torch.tensor(True))
+    initial = ddpg.init(config, state_dim, action_dim, u)
+    return _with_networks(agent, initial, torch.tensor(True))
 
 
 def _with_networks(
-    agent: ddpg.AgentState, drawn: ddpg.AgentState, is_new: Tensor
+    agent: ddpg.AgentState, source: ddpg.AgentState, is_new: Tensor
 ) -> ddpg.AgentState:
-    """Return the agent with the networks of `drawn` where it is new."""
+    """Return the agent with the networks of `source` where it is new."""
     return {
         **agent,
-        "actor": torch.where(is_new, drawn["actor"], agent["actor"]),
-        "critic": torch.where(is_new, drawn["critic"], agent["critic"]),
-        "actor_target": torch.where(is_new, drawn["actor_target"], agent["actor_target"]),
-        "critic_target": torch.where(is_new, drawn["critic_target"], agent["critic_target"]),
+        "actor": torch.where(is_new, source["actor"], agent["actor"]),
+        "critic": torch.where(is_new, source["critic"], agent["critic"]),
+        "actor_target": torch.where(is_new, source["actor_target"], agent["actor_target"]),
+        "critic_target": torch.where(is_new, source["critic_target"], agent["critic_target"]),
     }
 
 

@@ -642,21 +642,23 @@ class Page(ComposedMethod):
         return LocalHParams(epochs, lr)
 
     def allowed_hparams(
-        self, task: Task, asked: LocalHParams, round: int, num_rounds: int, server_chose: bool
+        self, task: Task, proposed: LocalHParams, round: int, num_rounds: int, server_chose: bool
     ) -> tuple[LocalHParams, LocalHParams]:
         """Allow what actions in [-1, 1] can choose."""
         if not self.client_actions:
-            return super().allowed_hparams(task, asked, round, num_rounds, server_chose)
+            return super().allowed_hparams(task, proposed, round, num_rounds, server_chose)
         if self.variant.authors_code:
-            highest = hparams_like(asked, self.max_epochs, self.lr_range(task)[1])
-            return hparams_like(asked, 0, 0.0), highest
-        return self._hparams_at(-1.0, task, asked), self._hparams_at(1.0, task, asked)
+            highest = hparams_like(proposed, self.max_epochs, self.lr_range(task)[1])
+            return hparams_like(proposed, 0, 0.0), highest
+        return self._hparams_at(-1.0, task, proposed), self._hparams_at(1.0, task, proposed)
 
-    def _hparams_at(self, bound: float, task: Task, asked: LocalHParams) -> LocalHParams:
+    def _hparams_at(self, bound: float, task: Task, proposed: LocalHParams) -> LocalHParams:
         """Return epochs and rate `[K]` if all actions are at one bound."""
         action = torch.full((len(self.client_actions),), bound, dtype=torch.float64)
-        limit = self.to_hparams(action, asked, task)
-        return LocalHParams(limit.epochs.expand_as(asked.epochs), limit.lr.expand_as(asked.lr))
+        limit = self.to_hparams(action, proposed, task)
+        return LocalHParams(
+            limit.epochs.expand_as(proposed.epochs), limit.lr.expand_as(proposed.lr)
+        )
 
     def train(self, client: Client) -> tuple[Params, State]:
         """Step 3: train as the base does, equation (4); the authors' code clips gradients."""
