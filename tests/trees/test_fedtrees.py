@@ -62,13 +62,13 @@ SMALL = {"trees": 4, "tree_depth": 3, "tree_bins": 31, "leaf_rows": 5}
 
 
 def clinics() -> dict[str, dict[str, object]]:
-    """Sites with numbers, a category of six values and missing cells."""
+    """Sites with numbers, a category of four values and missing cells."""
     random = np.random.default_rng(0)
     tables: dict[str, dict[str, object]] = {}
     for site, n in SIZES.items():
         age = random.normal(50, 15, n).round(1)
-        ward = random.choice(list("abcdef"), n)
-        score = (age - 50) / 15 + np.isin(ward, ["b", "e"]) * 1.5 + random.normal(size=n)
+        ward = random.choice(list("abcdbc"), n)
+        score = (age - 50) / 15 + (ward == "b") * 1.5 + random.normal(size=n)
         shown = age.copy()
         shown[random.random(n) < 0.15] = np.nan
         tables[site] = {
