@@ -697,8 +697,8 @@ FEDPOLICY = Paper(
             "python -m benchmarks redistribution",
             lambda: policy_gains(fmean),
             "+3.93 %",
-            "partly: the gate is above the strongest baseline, which is FedAvg fine-tuned or "
-            "LG-FedAvg there, by less than half of it",
+            "partly: the gate is above the strongest baseline, which is LG-FedAvg, Ditto or "
+            "FedDBE there, by less than half of it",
         ),
         Claim(
             "The same, with all fine-tuned alike",
