@@ -12,11 +12,12 @@ from benchmarks.lab.tables import mean, spread, table
 
 SEEDS = (1, 2, 3)
 SHARES = (0.01, 0.1, 0.3)
-ATTACKS = ("under", "cap", "size-lie", "measurements", "rate-lie", "sleeper", "backdoor")
+ABSENT = "broken"  # sends nothing that can be used: what it costs to do without these clients
+ATTACKS = (ABSENT, "under", "cap", "size-lie", "measurements", "rate-lie", "sleeper", "backdoor")
+COLUMNS = ("absent", *ATTACKS[1:])
 METHODS = ("fedavg", "scaffold", "fedpolicy", "autopilot", "page")
 NO_MEASUREMENTS = ("fedavg", "scaffold")  # their servers read nothing but the models
 RULES = ("none", "rule")
-RULE_OF = {"scaffold": "centred"}  # its memory allows centres alone
 BEST_RULE = "trust"  # of the study `attacks`
 SYNTHETIC = {
     "task": "synthetic",
@@ -31,7 +32,7 @@ PAGE = {"rounds": 20, "eval_every": 20}  # a round costs ten times as much
 FEDPOLICY = {"model": "mlp"}  # it treats blocks of a model
 FEW_CLIENTS = (5, 10, 19, 20, 50)
 FEW_SEEDS = (61, 62, 63, 64, 65)
-FEW_ATTACKS = ("under", "cap", "size-lie")
+FEW_ATTACKS = (ABSENT, "under", "cap", "size-lie")
 
 
 def options(method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | None:
@@ -44,7 +45,7 @@ def options(method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | 
     if method == "page":
         chosen |= PAGE
     if rule != "none":
-        chosen["robust"] = RULE_OF.get(method, BEST_RULE)
+        chosen["robust"] = BEST_RULE
     if attack != "none":
         chosen["attack"] = attack
     return chosen
@@ -66,7 +67,8 @@ def cells(results: Results) -> Iterable[Cell]:
         clean = set()
         for share in SHARES:
             for rule in RULES[:1] if share == SHARES[0] else reversed(RULES):
-                attacks = [f"{attack}:{share}" for attack in ATTACKS]
+                # With a rule nobody is absent: what they would know is the same.
+                attacks = [f"{attack}:{share}" for attack in ATTACKS[rule != "none" :]]
                 if rule not in clean:
                     attacks = ["none", *attacks]
                     clean.add(rule)
@@ -108,7 +110,7 @@ def _cost_table(rule: str, share: float) -> Any:
                 ]
                 seeds = max(len(values) for values in costs)
                 rows.append([method, spread(clean), *map(spread, costs), seeds])
-        return table(["method", "nobody attacks, %", *ATTACKS, "seeds"], rows)
+        return table(["method", "nobody attacks, %", *COLUMNS, "seeds"], rows)
 
     return made
 
@@ -124,7 +126,7 @@ def few_clients(results: Results) -> list[str]:
             for attack in FEW_ATTACKS
         ]
         rows.append([size, spread(clean.values()), *costs, len(clean)])
-    return table(["clients", "nobody attacks, %", *FEW_ATTACKS, "seeds"], rows)
+    return table(["clients", "nobody attacks, %", "absent", *FEW_ATTACKS[1:], "seeds"], rows)
 
 
 def summary(results: Results) -> list[str]:
@@ -135,13 +137,17 @@ def summary(results: Results) -> list[str]:
             for rule in RULES:
                 costs = {
                     attack: mean(_costs(results, method, rule, f"{attack}:{share}"))
-                    for attack in ATTACKS
+                    for attack in ATTACKS[1:]
                 }
+                absent = mean(_costs(results, method, "none", f"{ABSENT}:{share}"))
                 known = {attack: cost for attack, cost in costs.items() if cost is not None}
                 if known:
                     worst = max(known, key=lambda attack, known=known: known[attack])  # type: ignore[misc]
-                    rows.append([method, share, rule, worst, f"{known[worst]:.1f}", len(known)])
-    return table(["method", "share", "rule", "worst attack", "points lost", "attacks run"], rows)
+                    cost = f"{known[worst]:.1f}"
+                    without = "-" if absent is None else f"{absent:.1f}"
+                    rows.append([method, share, rule, worst, cost, without, len(known)])
+    columns = ["worst attack", "points lost", "lost without these clients", "attacks run"]
+    return table(["method", "share", "rule", *columns], rows)
 
 
 def backdoors(results: Results) -> list[str]:

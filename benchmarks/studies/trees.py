@@ -228,30 +228,44 @@ def gains(results: Results) -> list[str]:
         alone = results.where(data=data, method="local")
         ours = results.where(data=data, method="fedtrees")
         seeds = {record["seed"] for record in alone} & {record["seed"] for record in ours}
-        own = _by_client([record for record in alone if record["seed"] in seeds], "personal")
+        own = _by_client(alone, "personal", seeds)
         if not own:
             continue
         sign = 1.0 if higher_is_better(file["metric"]) else -1.0
         row: list[Any] = [data, len(seeds), len(own)]
         for side in ("received", "personal"):
-            found = _by_client([record for record in ours if record["seed"] in seeds], side)
-            level = [sign * (found[name] - own[name]) >= 0 for name in own if name in found]
-            share = float(np.mean(level))
+            found = _by_client(ours, side, seeds)
+            gaps = [_gaps(found.get(name, {}), scores, sign) for name, scores in own.items()]
+            gaps = [gap for gap in gaps if gap]
+            share = float(np.mean([fmean(gap) >= 0 for gap in gaps]))
             row.append(f"{100 * share:.0f} %")
+        row.append(sum(fmean(gap) < 0 for gap in gaps))
+        row.append(sum(_is_clearly_below(gap) for gap in gaps))
         row.append("yes" if share >= MIN_GAINERS else "no")
         rows.append(row)
-    head = ["table", "splits", "clients", "fedtrees", "fedtrees + own trees", "aim met"]
-    return table(head, rows)
+    head = ["table", "splits", "clients", "fedtrees", "fedtrees + own trees", "clients below"]
+    return table([*head, "below beyond the interval", "aim met"], rows)
 
 
-def _by_client(found: list[Record], side: str) -> dict[str, float]:
-    """Return the mean over splits of each client's score."""
-    values: dict[str, list[float]] = {}
+def _by_client(found: list[Record], side: str, seeds: set[int]) -> dict[str, dict[int, float]]:
+    """Return each client's scores by split."""
+    values: dict[str, dict[int, float]] = {}
     for record in found:
         for name, value in record[side].items():
-            if value is not None:
-                values.setdefault(name, []).append(value)
-    return {name: fmean(own) for name, own in values.items()}
+            if value is not None and record["seed"] in seeds:
+                values.setdefault(name, {})[record["seed"]] = value
+    return values
+
+
+def _gaps(ours: dict[int, float], own: dict[int, float], sign: float) -> list[float]:
+    """Return a client's gains in the splits in which both models have a score."""
+    return [sign * (ours[seed] - own[seed]) for seed in sorted(ours.keys() & own.keys())]
+
+
+def _is_clearly_below(gaps: list[float]) -> bool:
+    """Return whether the 95 % interval of a client's mean gain lies below 0."""
+    found = paired_difference(gaps, [0.0] * len(gaps))
+    return found is not None and found.high < 0
 
 
 STUDY = Study(

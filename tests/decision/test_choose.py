@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +16,9 @@ import torch
 import equipoise
 from decision.conftest import OPTIONS, QUICK, SITES
 from equipoise.cli import main
-from equipoise.experiment.decision import final_rounds, read_decision
+from equipoise.experiment.decision import final_rounds, read_decision, write_decision
 from equipoise.experiment.site_models import load_models
-from equipoise.records.run_dir import RunFolder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.utils import serialization
 
 
@@ -66,6 +68,25 @@ def test_all_methods_are_judged_beside_own_models_and_a_constant(comparison: Pat
         if one["verdict"] == "tie":
             assert one["difference"]["low"] <= 0 <= one["difference"]["high"]
             assert f"{one['label']} is" not in decision["headline"]
+
+
+def test_a_decision_about_an_interrupted_comparison_says_so(
+    comparison: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "interrupted"
+    shutil.copytree(comparison, out, ignore=shutil.ignore_patterns("ditto"))
+    folder = ComparisonFolder(out)
+    compared = folder.read()
+    folder.write_comparison(replace(compared, summaries={**compared.summaries, "ditto": []}))
+    decision = write_decision(out)
+    assert decision is not None
+    assert decision.notes[0] == (
+        "The comparison was interrupted: runs of ditto are missing. "
+        f"'equipoise resume {out}' finishes it."
+    )
+    finished = write_decision(comparison)
+    assert finished is not None
+    assert not any("interrupted" in note for note in finished.notes)
 
 
 def test_choose_refits_on_all_rows_and_says_so(

@@ -3,9 +3,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from equipoise.core import Client, LocalHParams, State, TrainingConfig
+from equipoise.core import (
+    Client,
+    ClientUpdate,
+    LocalHParams,
+    ServerMessage,
+    State,
+    TrainingConfig,
+)
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.scaffold import Scaffold
+from equipoise.simulation.attacks import hostile_clients, with_attack
+from equipoise.simulation.executors import Loop
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic, heterogeneous, long_run
@@ -48,6 +58,53 @@ def test_c_is_the_mean_of_all_clients_variates_seen_or_not(executor: str) -> Non
     mean = {name: c.sum(0) / task.info.num_clients for name, c in run.store.state["c"].items()}
     assert largest_difference(mean, run.server_state["c"]) < 1e-14
     assert max(float(c.abs().max()) for c in mean.values()) > 1e-3
+
+
+def attacked(method: Scaffold, task: Quadratic, attack: str, rounds: int) -> FederatedSimulation:
+    """Return a finished run with hostile clients."""
+    config = RoundLoopConfig(rounds, 0, 1.0, "loop", 1, True)
+    make = with_attack(Loop, attack)
+    simulation = FederatedSimulation(method, task, task.info.training, config, make)
+    for _ in range(rounds):
+        simulation.run_round()
+    return simulation
+
+
+def test_clients_whose_replies_never_count_are_not_in_the_mean_of_variates() -> None:
+    """One of four sends no numbers: the others train as if there were three clients."""
+    training = TrainingConfig(epochs=1, lr=0.1)
+    curvatures = [1.0, 3.0, 2.0, 0.5]
+    optima = [[1.0], [-1.0], [0.5], [2.0]]
+    liar = int(hostile_clients(0, 4, 0.25)[0])
+    others = [client for client in range(4) if client != liar]
+    three = Quadratic([curvatures[i] for i in others], [optima[i] for i in others], training)
+    honest = simulate(Scaffold(), three, 6)
+    run = attacked(Scaffold(), Quadratic(curvatures, optima, training), "broken:0.25", 6)
+    assert largest_difference(honest.params, run.params) < 1e-14
+    assert not run.server_state["counted"][liar]
+
+
+def test_a_change_of_c_that_does_not_follow_from_the_model_is_refused() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    x, c = {"w": normal(50)}, {"w": normal(50)}
+    y = x["w"] + 1e-3 * normal(4, 50)
+    path = torch.tensor([[0.5], [0.01], [3.0], [1e-4]])
+    change = (x["w"] - y) / path - c["w"]
+    message = ServerMessage(x, {}, broadcast={"c": c})
+
+    def refused(change: torch.Tensor) -> list[int]:
+        update = ClientUpdate({"w": y}, {"c": {"w": change}})
+        return sorted(Scaffold().check_updates(message, torch.arange(4), update, {}))
+
+    assert refused(change) == []
+    for lie in (-change[2], change[0], torch.zeros(50), 2 * change[2]):
+        false = change.clone()
+        false[2] = lie
+        assert refused(false) == [2]
 
 
 @dataclass(frozen=True)

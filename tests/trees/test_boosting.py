@@ -103,11 +103,41 @@ def test_missing_against_all_numbers_is_a_split():
     np.testing.assert_allclose(margins[0], [1.0, 1.0, -2.0], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("num_categories", "rows_left", "gain"),
+    [
+        # G = 40 and -40, H = 40 and 60: G^2 / H of both children.
+        (4, 40, 40**2 / 40 + 40**2 / 60),
+        # A fifth code, which no row has: the same split has too few rows on its left.
+        (5, 40, 0.0),
+        # From 100 rows on it counts again, with 100 more in both denominators.
+        (5, 100, 100**2 / 200 + 100**2 / 250),
+    ],
+)
+def test_splits_of_many_categories_need_more_evidence(num_categories, rows_left, gain):
+    rows_right = 3 * rows_left // 2
+    cells = np.zeros((num_categories + 1, 3))
+    cells[0] = rows_left, rows_left, rows_left
+    cells[1] = -rows_left, rows_right, rows_right
+    found = find_splits(
+        cells[None, None],
+        np.zeros((0, 0, 0, 0)),
+        np.zeros(1, np.int64),
+        np.array([[0, num_categories + 1]]),
+        np.ones(1, np.bool_),
+        np.array([num_categories]),
+        1.0,
+        0.0,
+        1,
+    )
+    assert found[0][0] == pytest.approx(gain)
+
+
 def test_categories_are_split_into_sets():
     """Codes 0 and 40 against 1 and 33: no threshold separates them, one set does."""
-    codes = np.array([0, 40, 1, 33] * 5, np.float32)
+    codes = np.array([0, 40, 1, 33] * 50, np.float32)
     y = np.where((codes == 0) | (codes == 40), -1.0, 1.0)
-    rows = rows_of_clients(codes[:, None], y, [20])
+    rows = rows_of_clients(codes[:, None], y, [200])
     categories = np.array([41])
     options = TreeOptions(trees=1, tree_depth=1, leaf_rows=1, leaf_l2=0.0, shrinkage=1.0)
     grown, margins = grow(RegressionBoosting(0.0, 1.0), options, rows, categories)

@@ -38,6 +38,16 @@ def test_every_candidate_has_its_method_and_rounds():
     assert (linear.run.method, linear.run.rounds) == ("autopilot", 3)
 
 
+def test_trees_stop_by_their_own_patience():
+    """Scores change only with a complete tree: ten evaluations are one tree and two levels."""
+    asked = settings(method="autopilot")
+    assert with_model(asked, "mlp").run.patience == 10
+    assert with_model(asked, "trees").run.patience == 0
+    assert settings(model="trees", method="fedtrees").run.patience == 0
+    assert settings(model="trees", method="fedtrees", patience=5).run.patience == 5
+    assert with_model(settings(patience=5), "trees").run.patience == 5
+
+
 def test_the_simplest_within_one_standard_error():
     """Differences 0.1 of two signs have the standard error 0.1 / sqrt(4) = 0.05."""
     linear = np.array([1.0, 1.0, 1.0, 1.0])

@@ -24,6 +24,7 @@ from equipoise.wrappers.robust_aggregation import (
     MIN_TRUST,
     RULES,
     RobustAggregation,
+    client_norms,
     with_robust_aggregation,
 )
 from helpers import largest_difference, simulate, small_task
@@ -155,13 +156,14 @@ def test_trust_by_hand_of_what_the_servers_data_say():
     """Alike in all else, belief is 1; it falls from no gain on, to none at a loss of three times
     the usual size.
     """
-    points = torch.tensor([[1.0, 0.2], [1.0, -0.2], [1.0, 0.1], [1.0, -0.1]], dtype=f64)
-    gain = torch.tensor([1.0, 1.0, -1.5, -9.0], dtype=f64)  # the median size is 1
-    belief = update_trust({"w": points}, gain, torch.ones(4, dtype=f64), decay=0.0)
-    assert belief.tolist() == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    across = [0.2, -0.2, 0.25, -0.25, 0.1, -0.1, 0.15, -0.15]
+    points = torch.tensor([[1.0, y] for y in across], dtype=f64)
+    gain = torch.tensor([1.0, 1.0, 1.0, 1.0, -1.5, -1.5, -9.0, -9.0], dtype=f64)
+    belief = update_trust({"w": points}, gain, torch.ones(8, dtype=f64), decay=0.0)
+    assert belief.tolist() == pytest.approx([1.0] * 4 + [0.5] * 2 + [0.0] * 2)
     assert update_trust(
-        {"w": points}, None, torch.ones(4, dtype=f64), decay=0.5
-    ).tolist() == pytest.approx([1.0] * 4)
+        {"w": points}, None, torch.ones(8, dtype=f64), decay=0.5
+    ).tolist() == pytest.approx([1.0] * 8)
 
 
 def test_whom_nobody_believed_does_not_move_the_centre():
@@ -299,12 +301,39 @@ def test_executors_agree_and_runs_resume_under_a_rule(rule, tmp_path):
     assert largest_difference(one.params, other.params) < 1e-9
 
 
+def test_many_copies_do_not_draw_the_centre_to_themselves():
+    """Of ten updates three hostile ones are alike, exactly or nearly; honest ones lie apart."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.zeros(400, dtype=torch.float64)
+    mean[0] = 1.0
+    honest = mean + torch.randn(70, 400, generator=generator, dtype=torch.float64) / 8
+    trust = torch.full((100,), 0.4, dtype=torch.float64)
+    for spread in (0.0, 0.1):
+        noise = torch.randn(30, 400, generator=generator, dtype=torch.float64) / 20
+        lies = 7 * (-mean + spread * noise)
+        stack = {"w": torch.cat([honest, lies])}
+        gain = stack["w"][:, 0] / client_norms(stack) / 10
+        observed = robust_aggregation.observe_updates(stack, gain, trust)
+        assert float(observed[70:].max()) == 0
+        assert float(observed[:70].min()) > MIN_TRUST
+
+
+def test_a_rule_leaves_the_memory_of_those_it_left_out_as_it_was():
+    """SCAFFOLD's c stays the mean of the c_i of those that counted."""
+    task = small_task("linear", clients=8, size_sigma=0.0)
+    method = with_robust_aggregation(all_methods()["scaffold"](), "multikrum:0.3")
+    run = simulate(method, task, 3)
+    assert all(log.logged["kept"] == 6 for log in run.logs)
+    total = {name: c.sum(0) / 8 for name, c in run.store.state["base"]["c"].items()}
+    assert largest_difference(total, run.server_state["base"]["c"]) < 1e-14
+
+
 def test_unsound_combinations_are_refused_with_the_reason():
     task = small_task("mlp")
     methods = all_methods()
     refused = [
         ("local", "median", "upload no model"),
-        ("scaffold", "multikrum", "memory of every upload"),
+        ("scaffold", "adaptive", "memory of every upload"),
         ("page", "median", "learn from every upload"),
     ]
     for name, rule, why in refused:
@@ -312,6 +341,8 @@ def test_unsound_combinations_are_refused_with_the_reason():
             with_robust_aggregation(methods[name](), rule).check(task, task.info.training)
     for name, rule in (
         ("scaffold", "trimmed"),
+        ("scaffold", "trust"),
+        ("feddyn", "multikrum"),
         ("page", "multikrum"),
         ("fedpolicy", "trust"),
         ("fedper", "median"),
@@ -488,7 +519,7 @@ def test_from_python_a_rule_is_put_around_a_method(tmp_path):
     run = eq.run(tmp_path / "one", method=eq.robust("scaffold", rule="trimmed", share=0.2), **small)
     assert run.config["robust"] == "trimmed:0.2"
     with pytest.raises(UsageError, match="memory of every upload"):
-        eq.run(tmp_path / "two", method=eq.robust("scaffold", rule="multikrum"), **small)
+        eq.run(tmp_path / "two", method=eq.robust("scaffold", rule="adaptive"), **small)
 
 
 def test_patience_does_not_go_with_noise():

@@ -292,12 +292,12 @@ class Method(Options):
         return weights_by_num_examples(server.task, ids), server.state
 
     def check_updates(
-        self, sent: Params, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
+        self, message: ServerMessage, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
     ) -> Mapping[int, str]:
         """Find updates that no honest client can send, beyond `report_ranges`.
 
         Args:
-            sent: The global model that was sent.
+            message: What the server sent to all.
             ids: The clients `[K]`.
             updates: Their uploads.
             memory: What earlier checks left, and later ones may compare with. It is lost when a run

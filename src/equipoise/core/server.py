@@ -36,6 +36,8 @@ class Server:
         influence_ratio: Largest influence of a client relative to the trimmed maximum of the
             cohort, see `core/report_validation.py`. Set by the runtime during aggregation.
         shrunk: Factor by client that counts less, for the round's log.
+        uncommitted: Clients that keep the state that they had before the round, because the server
+            did not count their replies.
     """
 
     task: Task
@@ -50,6 +52,7 @@ class Server:
     sum_updates: Callable[[Tensor | Params], State] | None = None
     influence_ratio: float = math.inf
     shrunk: dict[int, float] = field(default_factory=dict)
+    uncommitted: set[int] = field(default_factory=set)
 
     def evaluate(self, stack: Params, split: str = "public") -> Params:
         """Evaluate models on the server's own data.

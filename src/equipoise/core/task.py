@@ -481,6 +481,14 @@ class SupervisedTask(ExperimentTask):
     def num_server_rows(self, split: str) -> int:
         """Count the examples of the server's `public` or `test` set."""
 
+    def probe_losses(self, stack: Params) -> Tensor:
+        """Return the losses `[K]` of models on some of the server's public rows.
+
+        Args:
+            stack: Models, `[K, ...]`.
+        """
+        return self.evaluate_server(stack, "public")["loss"]
+
     @abstractmethod
     def forward(self, params: Params, x: Tensor) -> Tensor:
         """Compute the outputs of one model.

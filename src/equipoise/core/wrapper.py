@@ -142,10 +142,10 @@ class DelegatingMethod(Method):
         return self.inner.ends_after(server.scoped("base"))
 
     def check_updates(
-        self, sent: Params, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
+        self, message: ServerMessage, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
     ) -> Mapping[int, str]:
         """Forward to the inner method."""
-        return self.inner.check_updates(sent, ids, updates, memory)
+        return self.inner.check_updates(message, ids, updates, memory)
 
     def num_rounds(self, requested: int, task: Options) -> int:
         """Return the number of rounds that the inner method plans."""

@@ -37,7 +37,7 @@ from equipoise.experiment.row_outputs import (
 from equipoise.records import codec
 from equipoise.records.decision import Candidate, Decision, Estimate, SiteDecision
 from equipoise.records.manifest import CheckedFolder
-from equipoise.records.run_dir import RunFolder
+from equipoise.records.run_dir import ComparisonFolder, RunFolder
 from equipoise.records.summary import validation_score
 from equipoise.report import html
 from equipoise.report.run_data import find_run_folders
@@ -139,10 +139,27 @@ def write_decision(path: Path) -> Decision | None:
     if evidence is None:
         return None
     decision = decide(evidence)
-    decision = replace(decision, rounds=final_rounds(path, decision))
+    notes = [*_interruption(path), *decision.notes]
+    decision = replace(decision, rounds=final_rounds(path, decision), notes=notes)
     with io.locked(path):
         CheckedFolder(path).decision.write(codec.dumps(decision, indent=1))
     return decision
+
+
+def _interruption(path: Path) -> list[str]:
+    """Say which methods of an interrupted comparison lack runs."""
+    folder = ComparisonFolder(path)
+    if not folder.comparison.exists():
+        return []
+    summaries = folder.read().summaries
+    most = max((len(own) for own in summaries.values()), default=0)
+    missing = [label for label, own in summaries.items() if len(own) < most]
+    if not missing:
+        return []
+    return [
+        f"The comparison was interrupted: runs of {', '.join(missing)} are missing. "
+        f"'equipoise resume {path}' finishes it."
+    ]
 
 
 def read_decision(path: Path) -> Decision | None:

@@ -26,7 +26,7 @@ from equipoise.experiment.runner import OnMessage, build_task, run
 from equipoise.methods import find_method
 from equipoise.models import TREES
 from equipoise.records.run_dir import RunFolder
-from equipoise.settings.experiment_config import ExperimentConfig
+from equipoise.settings.experiment_config import ExperimentConfig, with_model_defaults
 from equipoise.settings.resources import ResourceConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
@@ -55,8 +55,8 @@ def with_model(settings: ExperimentConfig, model: str) -> ExperimentConfig:
         method = find_method(NETWORK_METHOD)()
     if method.name == settings.method.name:
         method = settings.method
-    rounds = method.num_rounds(settings.run.rounds, settings.task_config)
-    changed = replace(settings.run, model=model, method=method.name, rounds=rounds)
+    changed = replace(settings.run, model=model, method=method.name)
+    changed = with_model_defaults(changed, method, settings.task_spec, settings.task_config)
     return replace(settings, run=changed, method=method)
 
 

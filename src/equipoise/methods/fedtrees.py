@@ -255,12 +255,13 @@ class FedTrees(Method):
         return totals
 
     def check_updates(
-        self, sent: Params, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
+        self, message: ServerMessage, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
     ) -> Mapping[int, str]:
         """Find counts and histograms that no rows can have, or not after those of earlier levels.
 
         Under secure aggregation nothing of a single client is seen, and nothing is checked.
         """
+        sent = message.params
         extra = updates.extra
         found: dict[int, str] = {}
         max_gradient, max_hessian, max_rows = sent["limits"].tolist()

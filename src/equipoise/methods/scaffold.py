@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,13 +32,20 @@ from equipoise.core import (
 from equipoise.core.report_validation import DEFAULT_RANGE
 from equipoise.utils.errors import UsageError
 
+MAX_RELATIVE_ERROR = 1e-3
+"""Of a change of c_i; rounding in single precision is a thousandth of that."""
+TINY = 1e-300  # squared lengths below count as this
+
 
 @dataclass(frozen=True)
 class Scaffold(Method):
     """The server keeps a model x and a control variate c; every client i keeps its own c_i.
 
-    All control variates start at zero, so that c is always the mean of all c_i. Both states have
-    one entry, `c`.
+    All control variates start at zero, so that c is always the mean of all c_i. Clients that were
+    asked and whose replies never counted (they lie, say) have no c_i in it: clients are sent the
+    mean over the others, else c - c_i would pull honest clients back by that share.
+
+    A client's state has one entry, `c`; the server's has the masks `asked` and `counted` `[N]` too.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -89,18 +96,57 @@ class Scaffold(Method):
 
     def init_server(self, task: Task, params: Params) -> State:
         """Start with c = 0."""
-        return self.init_client(task, params)
+        nobody = torch.zeros(task.info.num_clients, dtype=torch.bool)
+        return {**self.init_client(task, params), "asked": nobody, "counted": nobody}
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        """Send x and c."""
+        """Send x and c, the mean over those clients whose replies can count."""
         message, state = super().distribute(server, ids)
-        return replace(message, broadcast={"c": state["c"]}), state
+        c = state["c"]
+        never_counted = int((state["asked"] & ~state["counted"]).sum())
+        if never_counted:
+            clients = len(state["asked"])
+            factor = clients / max(1, clients - never_counted)
+            c = {name: factor * value for name, value in c.items()}
+        asked = state["asked"].index_fill(0, ids, True)
+        return replace(message, broadcast={"c": c}), {**state, "asked": asked}
+
+    def check_updates(
+        self, message: ServerMessage, ids: Tensor, updates: ClientUpdate, memory: dict[str, Any]
+    ) -> Mapping[int, str]:
+        """Find changes of c_i that do not follow from the uploaded model.
+
+        By option II the change plus c is x - y over the path, whatever its length. So a client can
+        lie about its control variate only by a lie of the same direction in its model, which the
+        guards and robust rules see. Under secure aggregation the server sees neither.
+        """
+        if "c" not in updates.extra:
+            return {}
+        c_changes = updates.extra["c"]
+        server_c = message.broadcast["c"]
+        squares = torch.zeros(3, len(ids), dtype=torch.float64)
+        scale = torch.zeros(len(ids), dtype=torch.float64)
+        for name, change in c_changes.items():
+            gradient = (change + server_c[name]).flatten(1).double()
+            path = (message.params[name] - updates.params[name]).flatten(1).double()
+            squares += torch.stack(
+                [gradient.square().sum(1), (gradient * path).sum(1), path.square().sum(1)]
+            )
+            scale += change.flatten(1).square().sum(1, dtype=torch.float64)
+            scale += server_c[name].square().sum(dtype=torch.float64)
+        own, product, length = squares
+        # What is left of the gradient beside the path.
+        rest = own - product.clamp(min=0).square() / length.clamp(min=TINY)
+        wrong = rest > MAX_RELATIVE_ERROR**2 * scale
+        reason = "its change of c does not follow from its model"
+        return dict.fromkeys(torch.nonzero(wrong).flatten().tolist(), reason)
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
         """Weight all clients equally."""
-        return equal_weights(ids), server.state
+        counted = server.state["counted"].index_fill(0, ids, True)
+        return equal_weights(ids), {**server.state, "counted": counted}
 
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
@@ -119,4 +165,4 @@ class Scaffold(Method):
             name: c + sums["c"][name] / server.task.info.num_clients
             for name, c in server.state["c"].items()
         }
-        return server.with_client_batch_stats(new_x, y), {"c": new_c}
+        return server.with_client_batch_stats(new_x, y), {**server.state, "c": new_c}

@@ -93,12 +93,11 @@ class ExperimentConfig:
         assert training is not None
         assert task_config is not None
         assert method_config is not None
-        if run.patience < 0:
-            patience = 0 if privacy.has_noise else task.patience
-            run = dataclasses.replace(run, patience=patience)
+        if run.patience < 0 and privacy.has_noise:
+            run = dataclasses.replace(run, patience=0)
         _check_together(run, privacy, timing, selection)
         with_robust_aggregation(method_config, run.robust)  # refuse what it does not offer
-        run = _with_model_and_rounds(run, method_config, task, task_config)
+        run = with_model_defaults(run, method_config, task, task_config)
         if (
             privacy.has_noise
             and isinstance(task_config, ColumnConfig)
@@ -271,10 +270,22 @@ def _check_together(
     )
 
 
-def _with_model_and_rounds(
+def with_model_defaults(
     run: RunConfig, method: Method, task: TaskSpec, task_config: Options
 ) -> RunConfig:
-    """Fill in the model and the number of rounds, which depend on method and task.
+    """Fill in the model, the rounds and the patience, which depend on method and task.
+
+    A method that plans its own rounds, as trees do, knows by itself when to stop. Of the model
+    `auto` rounds and patience follow when it is chosen.
+
+    Args:
+        run: The options as they were given.
+        method: The method.
+        task: The task.
+        task_config: Options of the task.
+
+    Returns:
+        The complete options.
 
     Raises:
         UsageError: If the task does not offer the model.
@@ -290,4 +301,7 @@ def _with_model_and_rounds(
     if model == AUTO_MODEL:  # the rounds follow from the model that is chosen
         return dataclasses.replace(run, model=model)
     rounds = method.num_rounds(run.rounds, task_config)
-    return dataclasses.replace(run, model=model, rounds=rounds)
+    patience = run.patience
+    if patience < 0:
+        patience = task.patience if rounds == run.rounds else 0
+    return dataclasses.replace(run, model=model, rounds=rounds, patience=patience)

@@ -63,8 +63,8 @@ class RunConfig(Options):
     )
     attack: str = option(
         "",
-        "simulated hostile clients, as name:share: flip, scaled, noise, constant, huge, metrics, "
-        "little, under, cap, rate-lie, size-lie, sleeper, measurements, labels "
+        "simulated hostile clients, as name:share: flip, scaled, noise, constant, huge, broken, "
+        "metrics, little, under, cap, rate-lie, size-lie, sleeper, measurements, labels "
         "or backdoor",
     )
     holdout_clients: float = option(
@@ -80,7 +80,7 @@ class RunConfig(Options):
     patience: int = option(
         -1,
         "stop after this many evaluations without a lower validation loss; 0 for never; -1 for "
-        "the task's own: 10 on tables, never elsewhere",
+        "the usual: 10 on tables, never elsewhere, nor for trees, which have tree_patience",
         low=-1,
     )
     finetune: bool = option(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core import ClientResult, ClientUpdate, Method, Server
+from equipoise.core import ClientResult, ClientUpdate, Method, Server, ServerMessage
 from equipoise.core.method import weighted_mean
 from equipoise.core.report_validation import (
     MIN_COHORT,
@@ -91,7 +91,7 @@ class UpdateDiagnostics:
     def compute(
         cls,
         method: Method,
-        sent: Params,
+        message: ServerMessage,
         ids: Tensor,
         reply: ClientResult,
         memory: dict[str, Any],
@@ -100,11 +100,12 @@ class UpdateDiagnostics:
 
         Args:
             method: The method, which declares the ranges of reported numbers.
-            sent: The model that the clients were sent.
+            message: What the clients were sent.
             ids: The clients `[R]`.
             reply: The replies, stacked `[R, ...]`.
             memory: What the method's checks remember of earlier rounds.
         """
+        sent = message.params
         update = reply.update
         num_clients = len(leaves(reply)[0])
         norms = update_norms(sent, update.params, num_clients)
@@ -117,7 +118,7 @@ class UpdateDiagnostics:
             norms,
             extra_norms(update, num_clients),
             {
-                **method.check_updates(sent, ids, update, memory),
+                **method.check_updates(message, ids, update, memory),
                 **validate_reports(method.report_ranges, update),
             },
         )
@@ -190,6 +191,7 @@ class Aggregation:
         after = copy.copy(self.server)
         after.logged = dict(self.server.logged)
         after.shrunk = {}
+        after.uncommitted = set()
         after.influence_ratio = self.bounds.influence_ratio_of(int(accepted.sum()))
         try:
             self._apply_method(after, accepted)

@@ -5,6 +5,7 @@ Attacks that ignore the server's guards:
 - `flip` sends ten times the opposite of its update, `scaled` ten times its update;
 - `noise` sends a random update of ten times the honest norm;
 - `constant` sends one number everywhere, `huge` the largest number of single precision;
+- `broken` sends no number, and is left out: what it costs to do without the rows of these clients;
 - `metrics` sends its honest model with the worst report that the declared ranges allow;
 - `little` sends an update on which all hostile clients agree: the honest mean less 1.5 standard
   deviations per coordinate (Baruch et al., "A Little Is Enough", NeurIPS 2019, arXiv:1902.06156).
@@ -40,6 +41,7 @@ from equipoise.core import (
     LocalHParams,
     Method,
     Params,
+    ServerMessage,
     SupervisedTask,
     Task,
     TrainingConfig,
@@ -51,6 +53,7 @@ from equipoise.core.report_validation import (
     MAX_SIZE_RATIO,
     ValueRange,
     believed_sizes,
+    like_params,
     trimmed_max,
 )
 from equipoise.data.poisoning import DATA_ATTACKS
@@ -186,7 +189,7 @@ class AttackedExecutor(Executor):
         if not bool(lying.any()):
             return replies
         stack = replies.stack
-        update = self._lie(stack.update, request.message.params, lying, request.round)
+        update = self._lie(stack.update, request.message, lying, request.round)
         hparams = self._false_hparams(stack, lying)
         return replace(replies, stack=replace(stack, update=update, hparams=hparams))
 
@@ -208,8 +211,11 @@ class AttackedExecutor(Executor):
         false_rate = torch.full_like(lr, FALSE_RATE)
         return replace(result.hparams, lr=torch.where(lying, false_rate, lr))
 
-    def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:
+    def _lie(
+        self, updates: ClientUpdate, message: ServerMessage, lying: Tensor, round: int
+    ) -> ClientUpdate:
         """Return the uploads with those of hostile clients replaced."""
+        sent = message.params
         if self.attack in REPORT_ATTACKS:
             lie = REPORT_ATTACKS[self.attack]
             ranges = self.method.report_ranges
@@ -241,7 +247,40 @@ class AttackedExecutor(Executor):
             name: _replace_rows(value, sent[name] + changes[name], lying)
             for name, value in updates.params.items()
         }
-        return replace(updates, params=params)
+        extra = dict(updates.extra)
+        for name, tree in like_params(updates).items():
+            if name in message.broadcast:
+                lies = _consistent_memory(message, name, updates, params)
+                extra[name] = {key: _replace_rows(tree[key], lies[key], lying) for key in tree}
+        return replace(updates, params=params, extra=extra)
+
+
+def _consistent_memory(
+    message: ServerMessage, name: str, updates: ClientUpdate, params: Params
+) -> Params:
+    """Return changes of a memory `[K, ...]` that agree with a false model.
+
+    SCAFFOLD's server refuses others: the change plus what was sent is a multiple of the model's
+    change, see `Scaffold.check_updates`. The multiple is that of the honest upload.
+
+    Args:
+        message: What the server sent.
+        name: Of the memory in `broadcast` and in `extra`.
+        updates: The honest uploads.
+        params: The models that will be uploaded.
+    """
+    honest = {key: value - message.params[key] for key, value in updates.params.items()}
+    gradients = {
+        key: change + message.broadcast[name][key] for key, change in updates.extra[name].items()
+    }
+    dots = torch.stack([(gradients[key] * honest[key]).flatten(1).sum(1) for key in honest]).sum(0)
+    squares = torch.stack([value.square().flatten(1).sum(1) for value in honest.values()]).sum(0)
+    ratio = dots / squares.clamp(min=1e-30)
+    return {
+        key: (value - message.params[key]) * ratio.view(-1, *[1] * (value.dim() - 1))
+        - message.broadcast[name][key]
+        for key, value in params.items()
+    }
 
 
 def _replace_rows(value: Tensor, lie: Tensor, lying: Tensor) -> Tensor:
@@ -341,6 +380,7 @@ MODEL_ATTACKS: dict[str, ModelAttack] = {
     "noise": _noise,
     "constant": _constant(1.0),
     "huge": _constant(3e38),
+    "broken": _constant(math.nan),
     "little": _little,
     "under": _under,
     "cap": _cap,

@@ -97,12 +97,12 @@ class CohortResults:
     """Whether the new client states are in the store already."""
 
     def diagnostics(
-        self, method: Method, global_params: Params, ids: Tensor, memory: dict[str, Any]
+        self, method: Method, message: ServerMessage, ids: Tensor, memory: dict[str, Any]
     ) -> UpdateDiagnostics:
         """Return the norms and the validity of the replies."""
         assert self.stack is not None
         return self.known_diagnostics or UpdateDiagnostics.compute(
-            method, global_params, ids, self.stack, memory
+            method, message, ids, self.stack, memory
         )
 
     def upload_bytes(self) -> int:
@@ -421,7 +421,7 @@ def run_and_commit(
         )
         result = executor.run_group(group_request, relative_to_first(chunks))
         group_diagnostics = UpdateDiagnostics.compute(
-            method, request.message.params, ids, result, executor.memory
+            method, request.message, ids, result, executor.memory
         )
         store.commit(ids.numpy(), result.client_state, result.scores, group_diagnostics.is_finite)
         diagnostics.append(group_diagnostics)

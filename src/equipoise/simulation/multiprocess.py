@@ -115,7 +115,7 @@ class Worker:
             result = self.inner.run_chunk(request.subset(rows))
             diagnostics.append(
                 UpdateDiagnostics.compute(
-                    self._method, message.params, ids[rows], result, self.inner.memory
+                    self._method, message, ids[rows], result, self.inner.memory
                 )
             )
             self._chunk_results.append(result)

@@ -427,7 +427,7 @@ class FederatedSimulation:
         if results.stack is None:
             return _Validation(accepted, {}, {}, None, UNBOUNDED)
         diagnostics = results.diagnostics(
-            current.method, message.params, torch.from_numpy(replies.ids), self.executor.memory
+            current.method, message, torch.from_numpy(replies.ids), self.executor.memory
         )
         proposed = self._proposed_hparams(current, replies, message)
         allowed = self._allowed_hparams(current, replies, proposed, message.hparams is not None)
@@ -547,12 +547,16 @@ class FederatedSimulation:
         """
         replies = exchange.replies
         server = outcome.server
-        replies.results.commit(outcome.accepted)
+        is_counted = outcome.accepted
+        if server.uncommitted:
+            left_out = np.isin(replies.ids, list(server.uncommitted))
+            is_counted = is_counted & torch.from_numpy(~left_out)
+        replies.results.commit(is_counted)
         for group in replies.start_groups:
             client_state = group.client_state
             if not self.keeps_local:
                 client_state = replace(client_state, local_params={})
-            self.store.commit(group.ids, client_state, group.scores, outcome.accepted[group.rows])
+            self.store.commit(group.ids, client_state, group.scores, is_counted[group.rows])
         if self.selector is not None:
             self.selector.observe(
                 server.round, client_ids, replies, exchange.seconds, server.params

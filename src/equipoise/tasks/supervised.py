@@ -43,6 +43,7 @@ from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
 MAX_LOGITS_AT_ONCE = 2**23
+MAX_PROBE_ROWS = 4096  # public rows on which the updates of a cohort are compared
 """Logits computed at once when many models are scored on one set. Bounds the memory."""
 MAX_INPUTS_AT_ONCE = 2**19
 """Input numbers that a deep model scores at once. Bounds the memory of its activations."""
@@ -556,7 +557,16 @@ class ExamplesTask(SupervisedTask):
 
     def evaluate_server(self, stack: Params, split: str) -> Params:
         """Evaluate K models on a server split, `[K]`."""
-        x, y = self.data.server(split)
+        return self._evaluate_rows(stack, *self.data.server(split))
+
+    def probe_losses(self, stack: Params) -> Tensor:
+        """Return the losses `[K]` of models on every so many of the server's public rows."""
+        x, y = self.data.server("public")
+        step = math.ceil(len(x) / MAX_PROBE_ROWS)
+        return self._evaluate_rows(stack, x[::step], y[::step])["loss"]
+
+    def _evaluate_rows(self, stack: Params, x: Tensor, y: Tensor) -> Params:
+        """Evaluate K models on rows, `[K]`."""
         stack = pytree.to_device(stack, self.device)
         models = len(next(iter(stack.values())))
         if models == 1 or self.deep:

@@ -140,11 +140,11 @@ class RobustAggregation(MethodWrapper):
                 "its clients upload sums of gradients and no models, and the server checks each of "
                 "them by what rows can have: leave robust empty"
             )
-        if self.capabilities.needs_common_start and self.rule not in CENTRE_RULES:
+        if self.capabilities.needs_common_start and self.rule in CLIP_RULES:
+            sound = ", ".join((*SELECT_RULES, *CENTRE_RULES))
             return (
                 "its server and its clients each keep a memory of every upload, and a rule that "
-                "clips some or leaves them out makes the two differ: choose "
-                f"{', '.join(CENTRE_RULES)}"
+                f"clips some makes the two differ: choose {sound}"
             )
         if self.capabilities.needs_same_round_replies and self.rule in CENTRE_RULES:
             return (
@@ -171,6 +171,9 @@ class RobustAggregation(MethodWrapper):
         if self.rule == "trust":
             trust = (state["trust"][ids[kept]].double() - MIN_TRUST) / (1 - MIN_TRUST)
             weights = pytree.map_leaves(partial(cap_weights_by_trust, trust=trust), weights)
+        if self.capabilities.needs_common_start:
+            # Their clients' memory counts on what the server added to its own.
+            server.uncommitted.update(ids[~kept].tolist())
         if self.rule not in CENTRE_RULES:
             changes = {name: value - server.params[name] for name, value in robust.params.items()}
             factors = influence_factors(weights, client_norms(changes), server.influence_ratio)
@@ -282,6 +285,7 @@ class RobustAggregation(MethodWrapper):
 
         All steps have the same length.
         """
+        assert isinstance(server.task, SupervisedTask)
         norms = client_norms(changes)
         median_norm = norms.median().clamp(min=1e-30)
         factor = PROBE_STEP * median_norm / norms.clamp(min=MIN_PROBE_NORM * median_norm)
@@ -289,9 +293,10 @@ class RobustAggregation(MethodWrapper):
             name: server.params[name] + change * _broadcast(factor.to(change.dtype), change)
             for name, change in changes.items()
         }
-        before = server.evaluate({name: value[None] for name, value in server.params.items()})
-        after = server.evaluate(stepped)
-        return before["loss"].double() - after["loss"].double()
+        unmoved = {name: value[None] for name, value in server.params.items()}
+        before = server.task.probe_losses(unmoved).double()
+        after = server.task.probe_losses(stepped).double()
+        return before - after
 
 
 # --- rules: functions of stacks `[K, ...]` ------------------------------------------------------
@@ -436,7 +441,9 @@ def observe_updates(stack: Params, gain: Tensor | None, trust: Tensor) -> Tensor
     Three factors between 0 and 1 are multiplied: the distance to the geometric median (1 up to
     twice the median distance, 0 from four times on), the cosine to it (1 from half the median
     cosine on, 0 at minus half), and the gain (1 from no loss on, 0 at a loss of three times the
-    median size). A client whose update is a copy of another's gets 0 in this round.
+    median size). A client whose update is a copy of another's gets 0 in this round. Copies have no
+    say in the geometric median, nor do updates with a large loss: many hostile clients that send
+    the same would draw it to themselves, because honest updates lie far apart.
 
     Args:
         stack: Updates `[K, ...]`.
@@ -448,19 +455,20 @@ def observe_updates(stack: Params, gain: Tensor | None, trust: Tensor) -> Tensor
         Scores `[K]` in [0, 1].
     """
     gram = gram_matrix(stack)
-    weights = geometric_median_weights(gram, trust)
+    nearest_other = squared_distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
+    is_copy = nearest_other < TWIN_DISTANCE * gram.diagonal().sqrt()
+    plausible = torch.where(is_copy, 0.0, torch.ones_like(trust))
+    if gain is not None:
+        plausible = plausible * (1 + gain / _median_size(gain) / 3).clamp(0, 1)
+    say = torch.where(plausible >= MIN_TRUST, trust, 0.0)
+    weights = geometric_median_weights(gram, say if bool((say > 0).any()) else trust)
     products = gram @ weights
     centre_sq_norm = (weights @ products).clamp(min=0)
     distance = (gram.diagonal() - 2 * products + centre_sq_norm).clamp(min=0).sqrt()
     cosine = products / (gram.diagonal() * centre_sq_norm).sqrt().clamp(min=TINY)
     by_distance = (2 - distance / _median_size(distance) / 2).clamp(0, 1)
     by_cosine = (0.5 + cosine / _median_size(cosine)).clamp(0, 1)
-    observed = by_distance * by_cosine
-    if gain is not None:
-        observed = observed * (1 + gain / _median_size(gain) / 3).clamp(0, 1)
-    nearest_other = squared_distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
-    is_copy = nearest_other < TWIN_DISTANCE * gram.diagonal().sqrt()
-    return torch.where(is_copy, 0.0, observed)
+    return by_distance * by_cosine * plausible
 
 
 def mix_trust(trust: Tensor, observed: Tensor, decay: float = TRUST_DECAY) -> Tensor:
