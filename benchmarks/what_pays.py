@@ -77,10 +77,6 @@ def variant(name: str) -> dict[str, Any]:
     return {"variant": name}
 
 
-def method(name: str) -> dict[str, Any]:
-    return {"method": name}
-
-
 def synthetic(name: str, other: str) -> Iterable[Question]:
     """A method against another on PAGE's Synthetic, both at their defaults."""
     for column in ("global", "personal"):
@@ -133,9 +129,9 @@ QUESTIONS: tuple[Question, ...] = (
         "1 training",
         "PAGE's agents, `--reading paper`",
         "`fedavg`",
-        "page",
-        variant("page"),
-        variant("fedavg"),
+        "readings",
+        {"column": "synthetic-300", "variant": "paper-each"},
+        {"column": "synthetic-300", "variant": "fedavg"},
     ),
     *both(*GAME, "`fedavg`", "readings", variant("relative"), variant("fedavg"), "column"),
     *both(
@@ -180,14 +176,6 @@ QUESTIONS: tuple[Question, ...] = (
         variant("autopilot"),
         variant("no-sizes"),
         "family",
-    ),
-    *both(
-        "3 aggregate",
-        "momentum 0.97, 300 rounds",
-        "none",
-        "page",
-        variant("fedavgm-97"),
-        variant("fedavg"),
     ),
     *synthetic("scaffold", "fedavg"),
     *synthetic("feddyn", "fedavg"),
@@ -237,21 +225,29 @@ QUESTIONS: tuple[Question, ...] = (
         *("personal", "population"),
     ),
     Question(
-        *("5 personal", "`ditto`", "`fedavg`", "realdata"),
+        *("5 personal", "`ditto`, skewed labels and sizes", "`fedavg`", "table3"),
         *(
-            Side(accuracy("personal"), method("ditto")),
-            Side(accuracy("personal"), method("fedavg")),
+            Side(accuracy("personal"), {"method": "ditto"}),
+            Side(accuracy("personal"), {"method": "fedavg"}),
         ),
-        *("personal", "column"),
+        *("personal", "population"),
+    ),
+    Question(
+        *("5 personal", "`ditto`", "`fedavg`", "redistribution"),
+        *(
+            Side(accuracy("personal"), variant("ditto")),
+            Side(accuracy("personal"), variant("fedavg")),
+        ),
+        *("personal", "population"),
     ),
     *both(
         "5 personal",
         "`local`: no federation at all",
         "`fedavg`",
-        "realdata",
-        method("local"),
-        method("fedavg"),
-        "column",
+        "redistribution",
+        variant("local"),
+        variant("fedavg"),
+        "population",
     ),
 )
 
@@ -261,10 +257,6 @@ def compared(question: Question) -> tuple[PairedDifference, int, int] | None:
     run.
     """
     results = Results(RESULTS / question.study)
-    return _compared(question, results) or _compared(question, results.earlier)
-
-
-def _compared(question: Question, results: Results) -> tuple[PairedDifference, int, int] | None:
     groups: dict[Any, list[tuple[float, float]]] = {}
     theirs = {
         _place(record, question): question.theirs.value(record)

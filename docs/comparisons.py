@@ -15,14 +15,14 @@ from equipoise.methods import all_methods
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
-STUDIES = ("synthetic", "realdata", "tables", "trees", "fedpolicy", "autopilot", "deep_rl", "q")
+STUDIES = ("synthetic", "table3", "tables", "trees", "fedpolicy", "autopilot", "deep_rl", "q")
 """Studies that compare methods, in the order in which a page shows them."""
 BEGIN = "<!-- comparison: written by docs/comparisons.py -->"
 END = "<!-- end of comparison -->"
 BETWEEN = re.compile(f"{re.escape(BEGIN)}\n\n(.*?)\n{re.escape(END)}", re.DOTALL)
 COLUMNS = 3
 """Scores of a row that a page shows."""
-FIGURE = re.compile(r"[-+]?\d.*")
+FIGURE = re.compile(r"(- / )?[-+]?\d.*")
 COUNTS = {"seeds", "splits", "families"}
 """Columns that say how often something was run."""
 

@@ -82,15 +82,6 @@ class Results:
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())
 
-    @property
-    def earlier(self) -> Results:
-        """Cells of a former state of the code, kept in the folder ``earlier``."""
-        return Results(self.folder / "earlier")
-
-    def newest(self, **axes: Any) -> list[Record]:
-        """The cells that have these coordinates; those of a former state if there are none."""
-        return self.where(**axes) or self.earlier.where(**axes)
-
     def __contains__(self, name: str) -> bool:
         return name in self.records
 

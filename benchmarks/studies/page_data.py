@@ -32,8 +32,17 @@ COLUMNS: dict[str, dict[str, Any]] = {
     | {"epochs": 2, "lr": 0.05, "rounds": 12},
     "cifar100": {"task": "cifar100", "model": "resnet18", "pool": 2, "clients": 5}
     | COMMON
-    | {"train_rows": 500, "server_rows": 500, "epochs": 1, "lr": 0.05, "rounds": 10},
+    | {
+        "train_rows": 500,
+        "server_rows": 500,
+        "epochs": 1,
+        "lr": 0.05,
+        "rounds": 3,
+        "eval_every": 3,
+    },
 }
+"""`cifar100` shows that a ResNet-18 runs in each method: three rounds rank nothing, and PAGE's
+agents have learned nothing by then."""
 PAPER = {  # Table 1 (global %, local %): 100 clients, whole data sets, 300 to 660 rounds.
     "shakespeare": {
         "fedavg": (47.52, 40.24),
@@ -64,10 +73,14 @@ PAPER = {  # Table 1 (global %, local %): 100 clients, whole data sets, 300 to 6
 
 def options(column: str, method: str, seed: int) -> dict[str, Any]:
     """Return the options of a cell."""
-    own = COLUMNS[column]
     kept = {"checkpoint_every": 10**6, "save_personal": False}
-    every = {"eval_every": max(1, own["rounds"] // 5)}
-    return {**own, **every, **kept, **METHODS[method], "seed": seed}
+    return {**with_evaluations(column), **kept, **METHODS[method], "seed": seed}
+
+
+def with_evaluations(column: str) -> dict[str, Any]:
+    """Return the options of a data set, five evaluations where it names no other number."""
+    own = COLUMNS[column]
+    return own | {"eval_every": own.get("eval_every", max(1, own["rounds"] // 5))}
 
 
 def local_side(method: str) -> str:
@@ -91,11 +104,12 @@ def accuracies(column: str) -> Any:
                         spread([r["global"] for r in found], 2),
                         spread([r[local_side(method)] for r in found], 2),
                         " / ".join(f"{value:.2f}" for value in published) if published else None,
+                        spread([r.seconds for r in found], 0),
                         made_at(found),
                     ]
                 )
         head = ["method", "options", "seeds", "global %", "local %"]
-        head += ["paper (global / local)", "commit"]
+        head += ["paper (global / local)", "seconds", "commit"]
         return table(head, rows) if rows else ["Not run yet."]
 
     return made
@@ -105,8 +119,7 @@ def command(column: str) -> Any:
     """Return the command of a data set's rows, to which a row adds its options."""
 
     def made(results: Results) -> list[str]:
-        own = COLUMNS[column]
-        words = as_options(own | {"eval_every": max(1, own["rounds"] // 5)})
+        words = as_options(with_evaluations(column))
         return [f"`equipoise run {words.strip('`')} --seed SEED` and the row's options."]
 
     return made

@@ -7,11 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.lab import Cell, Record, Results, Study, grid
+from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import as_options, made_at, paired, spread, table
-from benchmarks.studies import page
-from benchmarks.studies.realdata import CIFAR, FMNIST
 from equipoise.methods.page.page import GameVariant, Page
 
 
@@ -73,6 +71,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "authors-code-random": RELATIVE | {"reading": "authors-code", "control": "random"},
 }
 FIRST = ("fedavg", "relative", "relative-zero", "relative-random")
+SMALL: dict[str, Any] = {"val_share": 0.1, "epochs": 2, "pool": 2, "clients": 20}
+FMNIST: dict[str, Any] = {
+    **SMALL,
+    "task": "fmnist",
+    "model": "mlp",
+    "train_rows": 12_000,
+    "lr": 0.1,
+    "rounds": 50,
+    "executor": "stacked",
+}
+CIFAR: dict[str, Any] = {
+    **SMALL,
+    "task": "cifar100",
+    "model": "cnn",
+    "train_rows": 10_000,
+    "server_rows": 2000,
+    "lr": 0.05,
+    "batch_size": 32,
+    "delta": 0.3,
+    "rounds": 25,
+    "executor": "loop",
+}
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "rounds": 300}
 COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
     "synthetic-300": (SYNTHETIC, tuple(VARIANTS), SEEDS),
@@ -81,35 +101,15 @@ COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
     "cifar100": (CIFAR, FIRST, SEEDS[:3]),
 }
 SIDES = {"global": "global", "local": "trained", "personal": "personal"}
-RUN_BEFORE = {
-    "fedavg": "fedavg",
-    "paper-each": "page",
-    "authors-code": "page-authors-code",
-}  # in the study page
 PAPER = {
     "fedavg": (91.46, 95.26),
     "relative": (92.67, 96.24),
 }  # table 1, Synthetic at about 900 rounds
 
 
-def found(results: Results, column: str, variant: str) -> list[Record]:
-    """Finished cells, those of the study page among them: the same options on the same seeds."""
-    own = results.where(column=column, variant=variant)
-    if column != "synthetic-300" or variant not in RUN_BEFORE:
-        return own
-    before = Results(results.folder.parent / "page").earlier.where(variant=RUN_BEFORE[variant])
-    return sorted([*own, *before], key=lambda record: int(record["seed"]))
-
-
 def options(column: str, variant: str, seed: int) -> dict[str, Any] | None:
     own, variants, seeds = COLUMNS[column]
     if variant not in variants or seed not in seeds:
-        return None
-    if (
-        column == "synthetic-300"
-        and variant in RUN_BEFORE
-        and seed in page.VARIANTS[RUN_BEFORE[variant]][1]
-    ):
         return None
     every = {"eval_every": own["rounds"] // 10, "checkpoint_every": 10**6, "save_personal": False}
     return {**own, **every, **VARIANTS[variant], "seed": seed}
@@ -128,7 +128,7 @@ def accuracies(column: str) -> Any:
     def made(results: Results) -> list[str]:
         rows = []
         for name in COLUMNS[column][1]:
-            if cells := found(results, column, name):
+            if cells := results.where(column=column, variant=name):
                 figures = [spread([r[side] for r in cells], 2) for side in SIDES]
                 published = PAPER.get(name, ()) if column == "synthetic-900" else ()
                 paper = " / ".join(f"{value:.2f}" for value in published) or None
@@ -158,7 +158,7 @@ def pairs(results: Results) -> list[str]:
             ("relative", "relative-zero"),
             ("relative", "relative-random"),
         ):
-            ours, theirs = (found(results, column, name) for name in (one, other))
+            ours, theirs = (results.where(column=column, variant=name) for name in (one, other))
             if seeds := {r["seed"] for r in ours} & {r["seed"] for r in theirs}:
                 figures = [paired(ours, theirs, side, 2) for side in ("global", "local")]
                 rows.append([column, f"{one} − {other}", len(seeds), *figures])

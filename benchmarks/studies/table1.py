@@ -87,7 +87,7 @@ def accuracies(results: Results) -> list[str]:
     rows = []
     for method, published in PAPER.items():
         for settings in ("ours", "repository"):
-            found = results.newest(settings=settings, method=method)
+            found = results.where(settings=settings, method=method)
             if not found:
                 continue
             side = "personal" if method in PERSONAL else "local"

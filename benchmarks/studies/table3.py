@@ -68,7 +68,8 @@ def accuracies(results: Results) -> list[str]:
         ]
         every = [record for group in found for record in group]
         rows.append([method, as_options(own), *cells, made_at(every)])
-    return table(["method", "options", *POPULATIONS, "commit"], rows)
+    columns = [f"{name}, global / local" for name in POPULATIONS]
+    return table(["method", "options", *columns, "commit"], rows)
 
 
 def pairs(results: Results) -> list[str]:

@@ -36,9 +36,9 @@ def short(study: str, name: str, folder: Path, **changed: Any) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavgm-97-seed11", "page-resources-seed11"])
-def test_page(name: str, tmp_path: Path) -> None:
-    assert not short("page", name, tmp_path, clients=10, **SHORT)
+@pytest.mark.parametrize("name", ["learned-fedavg-seed11", "learned-paper-seed11"])
+def test_table4(name: str, tmp_path: Path) -> None:
+    assert not short("table4", name, tmp_path, clients=10, **SHORT)
 
 
 @pytest.mark.slow
@@ -55,14 +55,6 @@ def test_redistribution(name: str, tmp_path: Path) -> None:
     if not DATA.is_dir():
         pytest.skip(f"no data sets in {DATA}")
     assert not short("redistribution", f"M3-{name}", tmp_path, data=str(DATA), **SHORT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fmnist-delta0.1-page-seed1", "fmnist-delta0.1-local-seed1"])
-def test_realdata(name: str, tmp_path: Path) -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"no data sets in {DATA}")
-    assert not short("realdata", name, tmp_path, data=str(DATA), **SHORT)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from equipoise.rl import ddpg
 from equipoise.rl.ddpg import Config
 
 STEPS, EVERY, AGENTS = 10_000, 1000, 3
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "page" / "pendulum.json"
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "pendulum.json"
 CONFIG = Config(
     critic_lr=1e-3,
     actor_lr=1e-3,
