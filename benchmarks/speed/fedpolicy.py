@@ -17,7 +17,7 @@ import torch
 from benchmarks.lab.provenance import measured
 from equipoise.experiment.runner import build_task
 from equipoise.methods.fedpolicy import policies, state
-from equipoise.methods.fedpolicy.policies import GatePolicy
+from equipoise.methods.fedpolicy.gate import GatePolicy
 from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig

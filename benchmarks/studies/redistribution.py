@@ -68,7 +68,10 @@ JOINT: dict[str, dict[str, Any]] = {
     "autopilot": {"method": "autopilot", "lr": 0.1},
 }
 CLAIMANTS = (*POLICIES, *SCHEDULES, *CONTROLS)
-AT_LARGER_SIZE = ("gate", SCHEDULE, "fedavg", "finetune", "fedper", "local", "ditto")
+AT_LARGER_SIZE = (
+    *("gate", SCHEDULE, "fedavg", "finetune", "fedper", "local", "ditto"),
+    *("fedavgm", "lgfedavg", "feddbe"),
+)
 VARIANTS = {**POLICIES, **SCHEDULES, **BASELINES, **CONTROLS, **JOINT}
 
 

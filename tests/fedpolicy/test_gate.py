@@ -5,14 +5,10 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Server, State
-from equipoise.methods.fedpolicy import policies
+from equipoise.methods.fedpolicy import gate
+from equipoise.methods.fedpolicy.evidence import update_alignment
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.policies import (
-    GatePolicy,
-    leaving_clients,
-    mean_alignment,
-    update_alignment,
-)
+from equipoise.methods.fedpolicy.gate import GatePolicy, leaving_clients, mean_alignment
 from helpers import largest_difference, simulate, small_task
 
 ROUNDS = 60
@@ -32,9 +28,9 @@ def decided(
     """The parts of six clients with these scores, and who has left."""
     task = small_task(samples=400)
     method = FedPolicy(parts=parts) if parts else FedPolicy()
-    gate = method.agent
-    assert isinstance(gate, GatePolicy)
-    policy_state = gate.init(6)
+    agent = method.agent
+    assert isinstance(agent, GatePolicy)
+    policy_state = agent.init(6)
     policy_state["smoothed_scores"] = torch.tensor(scores, dtype=torch.float64)
     policy_state["probe_round"] = torch.full((6,), round - 1)
     policy_state["has_left"][left or []] = True
@@ -42,7 +38,7 @@ def decided(
     policy_state["alignment_count"][:] = 2
 
     server = Server(task, task.info.training, {}, {}, 0, round, ROUNDS)
-    part, new = gate.decide(server, {}, policy_state, torch.arange(6))
+    part, new = agent.decide(server, {}, policy_state, torch.arange(6))
     return part.tolist(), new["has_left"].tolist()
 
 
@@ -91,7 +87,7 @@ def test_alignment_is_that_of_the_rounds_before_a_client_is_decided_for() -> Non
 
 def test_clients_whose_updates_are_aligned_do_not_leave() -> None:
     assert decided([OTHER_KIND] * 6, 11, alignment=0.19)[1] == [True] * 3 + [False] * 3
-    assert decided([OTHER_KIND] * 6, 11, alignment=policies.ALIGNED)[1] == [False] * 6
+    assert decided([OTHER_KIND] * 6, 11, alignment=gate.ALIGNED)[1] == [False] * 6
     # A received backbone that seems as good does not keep a client whose updates are at odds.
     assert decided([SKEWED] * 6, 11, alignment=-0.1)[1] == [True] * 3 + [False] * 3
 
@@ -134,7 +130,7 @@ def test_the_global_model_does_not_become_that_of_one_client(
 ) -> None:
     scores = [OTHER_KIND] * 5 + [ALIKE]
     assert decided(scores, 31, left=[0, 1, 2, 3, 4])[0] == [NONE] * 5 + [FULL]  # one of six
-    monkeypatch.setattr(policies, "MIN_SHARERS", 0.2)
+    monkeypatch.setattr(gate, "MIN_SHARERS", 0.2)
     assert decided(scores, 31, left=[0, 1, 2, 3, 4])[0] == [NONE] * 6
 
 
@@ -146,14 +142,14 @@ def test_parts_that_are_not_allowed_are_not_taken() -> None:
 
 def test_probes_are_smoothed() -> None:
     task = small_task()
-    gate = FedPolicy().agent
-    state: State = gate.init(2)
+    agent = FedPolicy().agent
+    state: State = agent.init(2)
     ids = torch.arange(2)
 
     def probed(state: State, scores: Tensor, round: int, who: list[bool]) -> State:
         server = Server(task, task.info.training, {}, {}, 0, round, ROUNDS)
         state = {**state, "probe_requested": torch.tensor(who)}
-        return gate.record_probes(server, state, ids, scores)
+        return agent.record_probes(server, state, ids, scores)
 
     first, second = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)
     state = probed(state, first, 5, [True, True])

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from equipoise.cli import main
-from equipoise.methods.fedpolicy import policies, training
+from equipoise.methods.fedpolicy import learned, simulator, training
+from equipoise.methods.fedpolicy.evidence import ROW_VARIANCE
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.network import (
     ADVANTAGE_SCALE,
     FEATURES,
     MAX_FEATURE,
-    ROW_VARIANCE,
     Observation,
     PolicyNetwork,
     client_features,
-    hold_rounds,
     init_network,
     load_network,
     save_network,
 )
+from equipoise.methods.fedpolicy.policies import hold_rounds
 from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
@@ -172,9 +172,9 @@ def test_gains_relative_to_holders_of_full_by_hand() -> None:
         "previous_scores": before[:, None].expand(4, 4),
         "part": torch.tensor([0, 0, 1, 3]),
     }
-    gains = policies.relative_gains(policy_state, torch.arange(4))
+    gains = learned.relative_gains(policy_state, torch.arange(4))
     assert gains.tolist() == pytest.approx([0.0, 0.0, 0.2, -0.2])
-    alone = policies.relative_gains(policy_state, torch.tensor([2, 3]))
+    alone = learned.relative_gains(policy_state, torch.tensor([2, 3]))
     assert alone.tolist() == pytest.approx([0.2, -0.2])  # less their mean, 0.1
 
 
@@ -197,7 +197,7 @@ def test_a_saved_policy_is_read_back(tmp_path: Path) -> None:
 
 def test_the_shipped_policy_is_small_and_says_how_it_was_made() -> None:
     assert load_network().linear.shape == (len(FEATURES), 4)
-    path = Path(policies.__file__).with_name("trained.json")
+    path = Path(learned.__file__).with_name("trained.json")
     assert path.stat().st_size < 20_000
     about = json.loads(path.read_text())["about"]
     assert about["command"].startswith("equipoise train-policy")
@@ -217,8 +217,8 @@ def test_damaged_files_are_refused(text: str, tmp_path: Path) -> None:
 # --- training -------------------------------------------------------------------------------------
 
 
-def federations(count: int = 2, clients: int = 3, seed: int = 0) -> training.Federations:
-    return training.draw_federations(count, clients, torch.Generator().manual_seed(seed))
+def federations(count: int = 2, clients: int = 3, seed: int = 0) -> simulator.Federations:
+    return simulator.draw_federations(count, clients, torch.Generator().manual_seed(seed))
 
 
 def test_the_gradient_by_hand_is_that_of_autograd() -> None:
@@ -227,14 +227,14 @@ def test_the_gradient_by_hand_is_that_of_autograd() -> None:
     def draw(*shape: int) -> Tensor:
         return torch.randn(2, 3, *shape, dtype=torch.float64, generator=generator)
 
-    model = training.Model(draw(5, 4), draw(4), draw(4, 7), draw(7))
+    model = simulator.Model(draw(5, 4), draw(4), draw(4, 7), draw(7))
     x, y = draw(6, 5), torch.randint(7, (2, 3, 6), generator=generator)
     lr = torch.rand(2, 3, dtype=torch.float64, generator=generator)
-    leaves = training.Model(*(value.clone().requires_grad_() for value in model))
-    logits = training.outputs(leaves, x)[1]
+    leaves = simulator.Model(*(value.clone().requires_grad_() for value in model))
+    logits = simulator.outputs(leaves, x)[1]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 2), y.flatten(), reduction="sum") / 6
     gradients = torch.autograd.grad(loss, list(leaves))
-    moved = training.sgd_step(model, x, y, lr)
+    moved = simulator.sgd_step(model, x, y, lr)
     for new, old, gradient in zip(moved, model, gradients, strict=True):
         step = lr.reshape(2, 3, *[1] * (old.dim() - 2)) * gradient
         assert largest_difference(new, old - step) < 1e-12
@@ -249,10 +249,10 @@ def test_aggregation_is_that_of_the_method() -> None:
     )
     fresh = 0.5 ** ages.double()
     weights = FOUR.block_weights(task, (data.size[0] / data.size.sum()).double(), fresh)
-    received = training.Model(*(torch.rand(1, 1, *s) for s in ((2, 2), (2,), (2, 2), (2,))))
-    velocity = training.Model(*(torch.rand_like(value) for value in received))
-    own = training.Model(*(torch.rand(1, 3, *v.shape[2:]) for v in received))
-    found, steps = training.aggregate(received, velocity, own, data, ages[None])
+    received = simulator.Model(*(torch.rand(1, 1, *s) for s in ((2, 2), (2,), (2, 2), (2,))))
+    velocity = simulator.Model(*(torch.rand_like(value) for value in received))
+    own = simulator.Model(*(torch.rand(1, 3, *v.shape[2:]) for v in received))
+    found, steps = simulator.aggregate(received, velocity, own, data, ages[None])
     for block, name, number in ((0, "backbone", 0), (1, "head", 2)):
         weight = weights[task.info.blocks[name][0]].reshape(-1, 1, 1)
         move = min(1.0, float(fresh[:, block].mean()) / 0.25)
@@ -264,47 +264,43 @@ def test_aggregation_is_that_of_the_method() -> None:
 
 def test_a_block_that_nobody_installed_stays() -> None:
     data = federations(1)
-    received = training.Model(*(torch.rand(1, 1, *s) for s in ((2, 2), (2,), (2, 2), (2,))))
-    own = training.Model(*(torch.rand(1, 3, *v.shape[2:]) for v in received))
+    received = simulator.Model(*(torch.rand(1, 1, *s) for s in ((2, 2), (2,), (2, 2), (2,))))
+    own = simulator.Model(*(torch.rand(1, 3, *v.shape[2:]) for v in received))
     ages = torch.tensor([[[0, 1], [1, 2], [3, 1]]])
-    found, _ = training.aggregate(received, received, own, data, ages)
+    found, _ = simulator.aggregate(received, received, own, data, ages)
     assert torch.equal(found.w2, received.w2)
     assert not torch.equal(found.w1, received.w1)
 
 
 def test_fine_tuning_stays_out_where_validation_rows_do_not_ask_for_it() -> None:
     data = federations(2)
-    draws = torch.rand(3, 2, 3, training.BATCH_ROWS)
-    shapes = ((training.INPUTS, training.HIDDEN), (training.HIDDEN, training.CLASSES))
+    draws = torch.rand(3, 2, 3, simulator.BATCH_ROWS)
+    shapes = ((simulator.INPUTS, simulator.HIDDEN), (simulator.HIDDEN, simulator.CLASSES))
     zeros = [torch.zeros(2, 3, *shape) for shape in shapes]
-    own = training.Model(zeros[0], zeros[0][:, :, 0], zeros[1], zeros[1][:, :, 0])
-    same = training.finetune(own, data._replace(lr=torch.zeros(2)), draws)
+    own = simulator.Model(zeros[0], zeros[0][:, :, 0], zeros[1], zeros[1][:, :, 0])
+    same = simulator.finetune(own, data._replace(lr=torch.zeros(2)), draws)
     assert all(torch.equal(a, b) for a, b in zip(same, own, strict=True))
 
 
 def test_replicas_with_the_same_choices_are_the_same_federation() -> None:
-    data = training.repeat(federations(), 2)
-    full = training.schedule(("full", 1.0))
+    data = simulator.repeat(federations(), 2)
+
+    def always_full(features: Tensor, over: float) -> Tensor:
+        return torch.zeros(features.shape[:-1], dtype=torch.int64)
+
     with torch.no_grad():
-        played = training.play(data, 12, 2, full, torch.Generator().manual_seed(3))
+        played = simulator.play(data, 12, 2, always_full, torch.Generator().manual_seed(3))
     pairs = played.personal.unflatten(0, (2, 2))
     assert torch.equal(pairs[:, 0], pairs[:, 1])
     assert played.features.shape == (11, 4, 3, len(FEATURES))
     assert set(played.actions.flatten().tolist()) == {0}
 
 
-def test_schedules_change_at_their_share() -> None:
-    choose = training.schedule(("full", 0.5), ("none", 1.0))
-    features = torch.zeros(1, 2, len(FEATURES))
-    assert choose(features, 0.49).tolist() == [[0, 0]]
-    assert choose(features, 0.5).tolist() == [[3, 3]]
-
-
 def test_the_baseline_is_the_mean_over_replicas() -> None:
     personal = torch.rand(2 * training.REPLICAS, 3)
     nothing = torch.zeros(0)
     tuned, global_ = torch.rand_like(personal), torch.rand_like(personal)
-    episode = training.Episode(personal, tuned, global_, nothing, nothing)
+    episode = simulator.Episode(personal, tuned, global_, nothing, nothing)
     found = training.advantages(episode).unflatten(0, (2, training.REPLICAS))
     assert largest_difference(found.mean(1), torch.zeros(2, 3)) < 1e-5
 

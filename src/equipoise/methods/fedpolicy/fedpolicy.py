@@ -17,8 +17,9 @@ server momentum, and plain FedAvg if the policy is one part for all. One round:
   4. the server weighs uploads, per block if `block_weights` is on (`aggregation_weights`);
   5. it aggregates as the base does; blocks that few clients hold move less (`aggregate`).
 
-`state.py` holds the parts and the server's records of clients, `policies.py` the policies,
-`network.py` what the trained policy observes, `training.py` how it was trained.
+`state.py` holds the parts and the server's records of clients, `policies.py` what policies have in
+common, `gate.py` the default with its `evidence.py`, `learned.py` the learned policies,
+`network.py` what they observe, `training.py` and `simulator.py` how they were trained.
 """
 
 from __future__ import annotations
@@ -47,15 +48,17 @@ from equipoise.core import (
 from equipoise.core.report_validation import FRACTION
 from equipoise.methods._composition import ComposedMethod
 from equipoise.methods.fedpolicy import policies, state
+from equipoise.methods.fedpolicy.gate import GatePolicy
+from equipoise.methods.fedpolicy.learned import OnlineDqn, TrainedPolicy
 from equipoise.methods.fedpolicy.policies import PolicyConfig
 from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
 from equipoise.rl.nn import DTYPE
 from equipoise.utils.errors import UsageError, did_you_mean
 
 POLICIES: dict[str, type[policies.Policy]] = {
-    "gate": policies.GatePolicy,
-    "trained": policies.TrainedPolicy,
-    "dqn": policies.OnlineDqn,
+    "gate": GatePolicy,
+    "trained": TrainedPolicy,
+    "dqn": OnlineDqn,
     "random": policies.RandomPart,
 }
 
@@ -207,7 +210,7 @@ class FedPolicy(ComposedMethod):
                 f"policy {self.policy} compares parts on validation data, and task "
                 f"'{task.info.name}' has none: set val_share, or choose --policy full:0.8,none"
             )
-        if isinstance(self.agent, policies.TrainedPolicy):
+        if isinstance(self.agent, TrainedPolicy):
             if self.sets.names != PAPER_PARTS:
                 raise UsageError(
                     f"policy {self.policy} was trained on the parts {', '.join(PAPER_PARTS)}, and "

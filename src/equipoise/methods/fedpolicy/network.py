@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.methods.fedpolicy.evidence import mean_of_known, shrunk_advantages
 from equipoise.methods.fedpolicy.state import PAPER_PARTS, TINY, BlockSets
 from equipoise.rl.nn import DTYPE
 from equipoise.utils.errors import UsageError
@@ -51,9 +52,7 @@ FEATURES = (
 )
 """The F features of a client; see :func:`client_features`."""
 HIDDEN_UNITS = 8
-DECISIONS_PER_RUN = 12  # a part is held for a twelfth of the run
 SHIPPED_FILE = "trained.json"
-ROW_VARIANCE = 0.1  # of the difference of two scores on one row: how often two models disagree
 ADVANTAGE_SCALE = 5.0  # brings accuracy differences, relative to the best accuracy, to order one
 LOW_ALIGNMENT = 0.2  # below which updates hardly point where those of the others do
 MAX_FEATURE = 3.0
@@ -90,58 +89,14 @@ class Observation(NamedTuple):
     alignment: Tensor
 
 
-class Advantages(NamedTuple):
-    """Advantages of parts over the client's own model, relative to the clients' best accuracy.
-
-    Attributes:
-        center: Mean over the clients that have probed `[..., 1, P - 1]`.
-        deviation: A client's own deviation from it, shrunk `[..., C, P - 1]`.
-        noise: Variance of a client's advantage by its validation rows `[..., C, 1]`.
-        top: The clients' mean best accuracy, which is the unit `[..., 1, 1]`.
-    """
-
-    center: Tensor
-    deviation: Tensor
-    noise: Tensor
-    top: Tensor
-
-
-def shrunk_advantages(accuracy: Tensor, is_known: Tensor, num_val_rows: Tensor) -> Advantages:
-    """Pool the evidence of all clients on every part.
-
-    Few validation rows say little about one client, so its deviation from the clients' mean is
-    shrunk by tau^2 / (tau^2 + s_i^2): tau^2 is the variance over clients beyond the noise s_i^2 of
-    the rows (empirical Bayes).
-
-    Args:
-        accuracy: Of the model after installing each part `[..., C, P]`; the last is the own model.
-        is_known: Whether the client has probed `[..., C]`.
-        num_val_rows: Validation rows `[..., C]`.
-    """
-    known = is_known.to(DTYPE)[..., None]
-    top = _mean_of_known(accuracy.max(-1, keepdim=True).values, known).clamp(min=TINY)
-    advantage = (accuracy[..., :-1] - accuracy[..., -1:]) / top
-    center = _mean_of_known(advantage, known)
-    variance = _mean_of_known((advantage - center).square(), known)
-    noise = ROW_VARIANCE / num_val_rows.to(DTYPE).clamp(min=1.0)[..., None] / top.square()
-    tau_sq = (variance - _mean_of_known(noise, known)).clamp(min=0.0)
-    deviation = (advantage - center) * tau_sq / (tau_sq + noise)
-    return Advantages(center, deviation, noise, top)
-
-
-def _mean_of_known(values: Tensor, known: Tensor) -> Tensor:
-    """Return the mean of values `[..., C, F]` over the clients with weight one in `[..., C, 1]`."""
-    return (values * known).sum(-2, keepdim=True) / known.sum(-2, keepdim=True).clamp(min=1.0)
-
-
 def client_features(seen: Observation) -> Tensor:
     """Return the features of every client `[..., C, F]`, see :data:`FEATURES`."""
     known = seen.is_known.to(DTYPE)[..., None]
     accuracy = seen.accuracy.to(DTYPE)
     found = shrunk_advantages(seen.smoothed.to(DTYPE), seen.is_known, seen.num_val_rows)
-    rise = _mean_of_known(accuracy - seen.previous.to(DTYPE), known) / found.top
+    rise = mean_of_known(accuracy - seen.previous.to(DTYPE), known) / found.top
     size = seen.num_rows.to(DTYPE)[..., None]
-    log_size = (size / _mean_of_known(size, known).clamp(min=TINY)).clamp(min=TINY).log()
+    log_size = (size / mean_of_known(size, known).clamp(min=TINY)).clamp(min=TINY).log()
     alignment = seen.alignment.to(DTYPE)[..., None]
     installs = seen.installs.to(DTYPE)
     shape = (*accuracy.shape[:-1], 1)
@@ -231,11 +186,6 @@ def load_network(path: str = "") -> PolicyNetwork:
             "equipoise train-policy"
         ) from None
     return network
-
-
-def hold_rounds(num_rounds: int) -> int:
-    """Return for how many rounds a client keeps its part: a twelfth of the run, at least one."""
-    return max(1, round(num_rounds / DECISIONS_PER_RUN))
 
 
 FOUR_PARTS = BlockSets()

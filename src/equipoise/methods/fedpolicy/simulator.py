@@ -1,0 +1,451 @@
+"""Many small federations at once: what a policy is trained on.
+
+All federations of a batch are computed in one stack: models are `[E, C, ...]` for E federations of
+C clients. A client is a network with one hidden layer, whose gradient is written by hand. `play`
+runs them to the end with FedAvgM, block weights, probes and holds as in `fedpolicy.py`, and with
+the gate's evidence and decisions (`gate.py`), which the policy observes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.methods.fedpolicy.evidence import shrunk_advantages, update_alignment
+from equipoise.methods.fedpolicy.gate import (
+    BODY_PART,
+    NONE_PART,
+    SMOOTHING,
+    GateEvidence,
+    gate_decisions,
+)
+from equipoise.methods.fedpolicy.network import FOUR_PARTS, Observation, client_features
+from equipoise.methods.fedpolicy.policies import hold_rounds
+from equipoise.methods.fedpolicy.state import FULL_STEP_WEIGHT
+from equipoise.rl.nn import DTYPE
+
+INPUTS = 20
+HIDDEN = 24
+CLASSES = 10
+MODES = 4  # clusters of inputs in each class
+BATCH_ROWS = 16
+TEST_ROWS = 240
+STALENESS_DECAY = 0.5
+TUNING_EPOCHS = 4
+TUNING_RATE = 0.1  # of the rate of the first round
+MAX_ROWS = 120  # training rows of a client
+GATE_CHOICES = torch.tensor([True, True, False, True])  # all parts but `head`
+
+
+class Federations(NamedTuple):
+    """Data of E federations of C clients.
+
+    Attributes:
+        x: Training inputs `[E, C, MAX_ROWS, INPUTS]`; rows from `size` on are not used.
+        y: Their labels `[E, C, MAX_ROWS]`.
+        size: Training rows `[E, C]`.
+        val_x: Validation inputs, of which `val_size` count.
+        val_y: Their labels.
+        val_size: Validation rows `[E, C]`.
+        test_x: Test inputs `[E, C, TEST_ROWS, INPUTS]`.
+        test_y: Their labels.
+        lr: Learning rate of the first round `[E]`.
+        falls: Whether the rate falls to a hundredth over the run `[E]`.
+        epochs: Local epochs `[E]`.
+        momentum: Of the server's step `[E]`.
+        kind: Name of each federation's population.
+    """
+
+    x: Tensor
+    y: Tensor
+    size: Tensor
+    val_x: Tensor
+    val_y: Tensor
+    val_size: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    lr: Tensor
+    falls: Tensor
+    epochs: Tensor
+    momentum: Tensor
+    kind: tuple[str, ...]
+
+
+def _sample_gamma(alpha: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw from Gamma(alpha, 1) with a generator, which torch's distributions do not take."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(generator.get_state())
+        sample = torch.distributions.Gamma(alpha, torch.ones_like(alpha)).sample()
+        generator.set_state(torch.get_rng_state())
+    return sample
+
+
+VIEWS = ("plain", "turned", "scrambled", "relabelled")
+VIEW_SHARES = (0.65, 0.15, 0.1, 0.1)
+
+
+def draw_federations(count: int, clients: int, generator: torch.Generator) -> Federations:
+    """Draw populations of clients that need different things."""
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(*shape, generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    drawn: dict[str, list[Tensor]] = {name: [] for name in ("x", "y", "size", "val_size")}
+    kinds = []
+    max_val = MAX_ROWS // 4
+    rows = MAX_ROWS + max_val + TEST_ROWS
+    for _ in range(count):
+        separation = float(uniform(0.9, 2.0, 1))
+        centers = separation * normal(CLASSES, MODES, INPUTS) / math.sqrt(2)
+        turns = torch.linalg.qr(normal(4, INPUTS, INPUTS)).Q
+        num_groups = int(torch.randint(1, 4, (1,), generator=generator))
+        group_of = torch.arange(clients) * num_groups // clients
+        views = torch.multinomial(torch.tensor(VIEW_SHARES), num_groups, True, generator=generator)
+        is_skewed = torch.rand(num_groups, generator=generator) < 0.6
+        log_alpha = uniform(math.log(0.08), math.log(1.0), num_groups)
+        has_few = torch.rand(num_groups, generator=generator) < 0.35
+        spread = float(uniform(0.0, 0.7, 1))
+        typical = float(uniform(40, 90, 1))
+        names = []
+        for group in range(num_groups):
+            skew = f"skewed {log_alpha[group].exp():.2f}" if is_skewed[group] else "even"
+            few = ", few rows" if has_few[group] else ""
+            names.append(f"{VIEWS[views[group]]}, {skew}{few}")
+        kinds.append(" | ".join(names))
+        for client in range(clients):
+            group = int(group_of[client])
+            shares = torch.full((CLASSES,), 1.0 / CLASSES)
+            if is_skewed[group]:
+                alpha = log_alpha[group].exp().expand(CLASSES)
+                shares = _sample_gamma(alpha, generator).clamp(min=1e-6)
+            label = torch.multinomial(shares, rows, True, generator=generator)
+            mode = torch.randint(MODES, (rows,), generator=generator)
+            inputs = centers[label, mode] + normal(rows, INPUTS)
+            if VIEWS[views[group]] == "turned":
+                inputs = inputs @ turns[client % 4]
+            elif VIEWS[views[group]] == "scrambled":
+                inputs = inputs[:, torch.randperm(INPUTS, generator=generator)]
+                inputs = inputs * torch.where(normal(INPUTS) > 0, 1.0, -1.0)
+            elif VIEWS[views[group]] == "relabelled":
+                label = torch.randperm(CLASSES, generator=generator)[label]
+            size = typical * math.exp(spread * float(normal(1)))
+            if has_few[group]:
+                size *= 0.25
+            size = min(max(round(size), 8), MAX_ROWS)
+            drawn["x"].append(inputs)
+            drawn["y"].append(label)
+            drawn["size"].append(torch.tensor(size))
+            drawn["val_size"].append(torch.tensor(max(2, size // 4)))
+    x = torch.stack(drawn["x"]).reshape(count, clients, rows, INPUTS) / 2
+    y = torch.stack(drawn["y"]).reshape(count, clients, rows)
+    val = slice(MAX_ROWS, MAX_ROWS + max_val)
+    return Federations(
+        x=x[:, :, :MAX_ROWS],
+        y=y[:, :, :MAX_ROWS],
+        size=torch.stack(drawn["size"]).reshape(count, clients),
+        val_x=x[:, :, val],
+        val_y=y[:, :, val],
+        val_size=torch.stack(drawn["val_size"]).reshape(count, clients),
+        test_x=x[:, :, -TEST_ROWS:],
+        test_y=y[:, :, -TEST_ROWS:],
+        lr=uniform(math.log(0.3), math.log(1.2), count).exp(),
+        falls=torch.rand(count, generator=generator) < 0.7,
+        epochs=torch.randint(1, 3, (count,), generator=generator),
+        momentum=0.5 * (torch.rand(count, generator=generator) < 0.5),
+        kind=tuple(kinds),
+    )
+
+
+def repeat(data: Federations, replicas: int) -> Federations:
+    """Return every federation several times, in the order 0, 0, 0, 0, 1, 1, ..."""
+    repeated = {
+        name: value.repeat_interleave(replicas, 0)
+        for name, value in data._asdict().items()
+        if isinstance(value, Tensor)
+    }
+    return data._replace(**repeated, kind=tuple(k for k in data.kind for _ in range(replicas)))
+
+
+class Model(NamedTuple):
+    """Models of clients `[E, C, ...]`, or global models `[E, 1, ...]`; the head is `w2`, `b2`."""
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+def outputs(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return hidden units and logits for inputs `[E, C, n, INPUTS]`."""
+    hidden = torch.relu(x @ model.w1 + model.b1[..., None, :])
+    return hidden, hidden @ model.w2 + model.b2[..., None, :]
+
+
+def sgd_step(model: Model, x: Tensor, y: Tensor, lr: Tensor) -> Model:
+    """Take a step on the mean cross-entropy of mini-batches, with a rate `[E, C]` per client."""
+    hidden, logits = outputs(model, x)
+    error = torch.softmax(logits, -1)
+    error.scatter_add_(-1, y[..., None], torch.full_like(error[..., :1], -1.0))
+    error = error / x.shape[-2]
+    back = (error @ model.w2.transpose(-1, -2)) * (hidden > 0)
+    step = lr[..., None]
+    return Model(
+        model.w1 - step[..., None] * (x.transpose(-1, -2) @ back),
+        model.b1 - step * back.sum(-2),
+        model.w2 - step[..., None] * (hidden.transpose(-1, -2) @ error),
+        model.b2 - step * error.sum(-2),
+    )
+
+
+def accuracy(model: Model, x: Tensor, y: Tensor, size: Tensor) -> Tensor:
+    """Return the accuracy `[E, C]` on the first `size` rows."""
+    is_right = outputs(model, x)[1].argmax(-1) == y
+    counts = torch.arange(y.shape[-1]) < size[..., None]
+    return (is_right & counts).sum(-1) / size
+
+
+def train_clients(
+    model: Model, data: Federations, lr: Tensor, draws: Tensor, steps: Tensor
+) -> Model:
+    """Train all clients for one round.
+
+    Args:
+        model: Their models.
+        data: Their data.
+        lr: Rates `[E]`.
+        draws: Uniform numbers `[max steps, E, C, BATCH_ROWS]` that choose rows.
+        steps: Steps of each client `[E, C]`.
+    """
+    inputs = data.x.shape[-1]
+    for step, draw in enumerate(draws):
+        rows = (draw * data.size[..., None]).long()
+        x = data.x.gather(2, rows[..., None].expand(*rows.shape, inputs))
+        y = data.y.gather(2, rows)
+        model = sgd_step(model, x, y, lr[:, None] * (step < steps))
+    return model
+
+
+def install(parts: Tensor, received: Model, own: Model) -> Model:
+    """Return the models that clients start from, having installed parts `[E, C]`."""
+    takes = FOUR_PARTS.membership[parts]
+    body = takes[..., 0, None]
+    head = takes[..., 1, None]
+    return Model(
+        torch.where(body[..., None], received.w1, own.w1),
+        torch.where(body, received.b1, own.b1),
+        torch.where(head[..., None], received.w2, own.w2),
+        torch.where(head, received.b2, own.b2),
+    )
+
+
+def aggregate(
+    received: Model, velocity: Model, own: Model, data: Federations, ages: Tensor
+) -> tuple[Model, Model]:
+    """Return the next global models and their velocity: FedAvgM with the weights of `BlockSets`.
+
+    Args:
+        received: The global models.
+        velocity: Their last step.
+        own: The clients' uploads.
+        data: Rows and momentum of the federations.
+        ages: Rounds since each client installed backbone and head `[E, C, 2]`.
+    """
+    fresh = STALENESS_DECAY ** ages.float()
+    weights = data.size[..., None] * fresh / fresh.max(1, keepdim=True).values
+    weights = weights / weights.sum(1, keepdim=True)
+    is_shared = (ages == 0).any(1)
+    moves = (fresh.mean(1) / FULL_STEP_WEIGHT).clamp(max=1.0) * is_shared
+    steps = []
+    models = []
+    for old, last, new, block in zip(received, velocity, own, (0, 0, 1, 1), strict=True):
+        ones = [1] * (new.dim() - 2)
+        mean = (weights[..., block].reshape(*weights.shape[:2], *ones) * new).sum(1, True)
+        steps.append(data.momentum.reshape(-1, 1, *ones) * last + (mean - old))
+        models.append(old + moves[:, block].reshape(-1, 1, *ones) * steps[-1])
+    return Model(*models), Model(*steps)
+
+
+def finetune(own: Model, data: Federations, draws: Tensor) -> Model:
+    """Fine-tune all clients of the federations in which that pays on validation rows.
+
+    As at the end of a run, models stay as they are unless the mean gain over clients exceeds its
+    standard error.
+
+    Args:
+        own: Models of the clients.
+        data: Their data.
+        draws: Uniform numbers `[max steps, E, C, BATCH_ROWS]` that choose rows.
+    """
+    steps = (TUNING_EPOCHS * data.size / BATCH_ROWS).ceil().long()
+    tuned = train_clients(own, data, TUNING_RATE * data.lr, draws, steps)
+    before, after = (
+        accuracy(model, data.val_x, data.val_y, data.val_size) for model in (own, tuned)
+    )
+    gain = after - before
+    pays = gain.mean(1) > gain.std(1) / gain.shape[1] ** 0.5
+
+    def select(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(pays.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+    return Model(*(select(new, old) for new, old in zip(tuned, own, strict=True)))
+
+
+class Episode(NamedTuple):
+    """What happened in E federations.
+
+    Attributes:
+        personal: Test accuracy of each client's own model at the end `[E, C]`.
+        tuned: The same after fine-tuning `[E, C]`.
+        global_: Test accuracy of the global model on each client's rows `[E, C]`.
+        features: What the policy observed at each decision `[D, E, C, F]`.
+        actions: The parts that it chose `[D, E, C]`.
+    """
+
+    personal: Tensor
+    tuned: Tensor
+    global_: Tensor
+    features: Tensor
+    actions: Tensor
+
+
+Choose = Callable[[Tensor, float], Tensor]
+"""Maps features `[E, C, F]` and the share of the run that is over to parts `[E, C]`."""
+
+
+class Memory(NamedTuple):
+    """What the server remembers of E federations.
+
+    Attributes:
+        parts: Part that each client holds `[E, C]`.
+        installed_round: When it last installed backbone and head `[E, C, 2]`.
+        has_left: Whether it has left the gate `[E, C]`.
+        alignment: Of its first updates with those of the others `[E, C]`.
+        accuracy: Scores of the last probe `[E, C, P]`; None before the first.
+        previous: Those of the probe before, or the same.
+        smoothed: Those over probes.
+    """
+
+    parts: Tensor
+    installed_round: Tensor
+    has_left: Tensor
+    alignment: Tensor
+    accuracy: Tensor | None = None
+    previous: Tensor | None = None
+    smoothed: Tensor | None = None
+
+    @classmethod
+    def at_start(cls, count: int, clients: int) -> Memory:
+        """Return the memory of federations in which everybody takes `full`."""
+        parts = torch.zeros(count, clients, dtype=torch.int64)
+        return cls(
+            parts,
+            torch.zeros(count, clients, 2, dtype=torch.int64),
+            torch.zeros_like(parts, dtype=torch.bool),
+            torch.zeros_like(parts, dtype=DTYPE),
+        )
+
+    def after_probe(self, received: Model, own: Model, data: Federations) -> Memory:
+        """Return the memory after all clients scored all parts on their validation rows."""
+        scores = [
+            accuracy(
+                install(torch.full_like(self.parts, part), received, own),
+                data.val_x,
+                data.val_y,
+                data.val_size,
+            )
+            for part in range(len(FOUR_PARTS))
+        ]
+        probe = torch.stack(scores, -1)
+        if self.accuracy is None or self.smoothed is None:
+            return self._replace(accuracy=probe, previous=probe, smoothed=probe)
+        smoothed = torch.lerp(self.smoothed, probe, SMOOTHING)
+        return self._replace(accuracy=probe, previous=self.accuracy, smoothed=smoothed)
+
+    def observe(self, data: Federations, over: float) -> tuple[Tensor, Memory]:
+        """Let the gate decide; return the clients' features `[E, C, F]` and the memory."""
+        assert self.accuracy is not None
+        assert self.previous is not None
+        assert self.smoothed is not None
+        known = torch.ones_like(self.has_left)
+        found = shrunk_advantages(self.smoothed.to(DTYPE), known, data.val_size)
+        gain = self.smoothed[..., BODY_PART] - self.smoothed[..., NONE_PART]
+        evidence = GateEvidence(found.center + found.deviation, gain, self.alignment)
+        gate_part, has_left = gate_decisions(evidence, self.has_left, over, GATE_CHOICES)
+        seen = Observation(
+            smoothed=self.smoothed,
+            accuracy=self.accuracy,
+            previous=self.previous,
+            is_known=known,
+            installs=FOUR_PARTS.membership[self.parts],
+            num_rows=data.size,
+            num_val_rows=data.val_size,
+            time_left=torch.full((len(known),), 1.0 - over),
+            gate_part=gate_part,
+            has_left=has_left,
+            alignment=self.alignment,
+        )
+        return client_features(seen), self._replace(has_left=has_left)
+
+
+def play(
+    data: Federations, rounds: int, replicas: int, choose: Choose, generator: torch.Generator
+) -> Episode:
+    """Run all federations to the end; replicas have the same start and mini-batches."""
+    count, clients = data.size.shape
+    distinct = count // replicas
+
+    def same(*shape: int) -> Tensor:
+        return torch.rand(distinct, *shape, generator=generator).repeat_interleave(replicas, 0)
+
+    def start(*shape: int) -> Tensor:
+        return (2 * same(1, *shape) - 1) / math.sqrt(shape[0])
+
+    zeros = torch.zeros(count, 1, HIDDEN)
+    received = Model(
+        start(INPUTS, HIDDEN), zeros, start(HIDDEN, CLASSES), zeros[..., :CLASSES].clone()
+    )
+    own = Model(*(value.expand(-1, clients, *value.shape[2:]).contiguous() for value in received))
+    velocity = Model(*(torch.zeros_like(value) for value in received))
+    memory = Memory.at_start(count, clients)
+    steps = (data.epochs[:, None] * data.size / BATCH_ROWS).ceil().long()
+    hold = hold_rounds(rounds)
+    observed = []
+    actions = []
+    for round_ in range(1, rounds + 1):
+        if memory.accuracy is not None and (round_ - 1) % hold == 0:
+            over = (round_ - 1) / rounds
+            features, memory = memory.observe(data, over)
+            memory = memory._replace(parts=choose(features, over))
+            observed.append(features)
+            actions.append(memory.parts)
+        if round_ % hold == 0 and round_ < rounds:
+            memory = memory.after_probe(received, own, data)
+        fall = 0.5 * (1 + math.cos(math.pi * (round_ - 1) / max(1, rounds - 1)))
+        lr = data.lr * torch.where(data.falls, 0.01 + 0.99 * fall, 1.0)
+        draws = same(int(steps.max()), clients, BATCH_ROWS).transpose(0, 1)
+        own = train_clients(install(memory.parts, received, own), data, lr, draws, steps)
+        if round_ <= hold:
+            pairs = zip(own[:2], received[:2], strict=True)
+            alignment = update_alignment([(new - old).flatten(2) for new, old in pairs])
+            memory = memory._replace(alignment=memory.alignment + alignment / hold)
+        takes = FOUR_PARTS.membership[memory.parts]
+        installed_round = torch.where(takes, round_, memory.installed_round)
+        memory = memory._replace(installed_round=installed_round)
+        received, velocity = aggregate(received, velocity, own, data, round_ - installed_round)
+    draws = same(TUNING_EPOCHS * MAX_ROWS // BATCH_ROWS, clients, BATCH_ROWS).transpose(0, 1)
+    whole = install(torch.zeros_like(memory.parts), received, own)
+    test = (data.test_x, data.test_y, torch.full_like(data.size, TEST_ROWS))
+    return Episode(
+        accuracy(own, *test),
+        accuracy(finetune(own, data, draws), *test),
+        accuracy(whole, *test),
+        torch.stack(observed),
+        torch.stack(actions),
+    )
