@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import Run, percent, run
 from benchmarks.lab.tables import mean, spread, table
-from equipoise.core import ClientUpdate, Params
+from equipoise.core import ClientUpdate, ServerMessage
 from equipoise.experiment.runner import run as run_settings
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.attacks import AttackedExecutor, hostile_clients
@@ -105,7 +105,9 @@ FASHION = {
 class Known(AttackedExecutor):
     """Liars send what nobody can take: what is left is what a server has that knows them."""
 
-    def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:
+    def _lie(
+        self, updates: ClientUpdate, message: ServerMessage, lying: Tensor, round: int
+    ) -> ClientUpdate:
         shape = {name: (-1, *[1] * (value.dim() - 1)) for name, value in updates.params.items()}
         none = {
             name: torch.where(lying.view(shape[name]), torch.nan, value)

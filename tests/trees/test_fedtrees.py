@@ -297,8 +297,8 @@ def test_what_trees_cannot_do_is_refused():
         FedTrees(personal_trees="51")
     with pytest.raises(UsageError, match="no network"):
         task.with_network("", "lora:4", "", 0)
-    with pytest.raises(UsageError, match="tree_bins is 4"):
-        make_task(tree_bins=4)
+    with pytest.raises(UsageError, match="tree_bins is 3"):
+        make_task(tree_bins=3)
     for rule in ("median", "krum", "bound", "trust"):
         robust = with_robust_aggregation(FedTrees(), rule)
         with pytest.raises(UsageError, match="upload sums of gradients and no models"):

@@ -139,10 +139,9 @@ def final_scores(
     has_test = task.has_split("test")
     with torch.no_grad():
         if simulation.method.has_global(task) and has_test:
-            whole = task.evaluate_server(
-                {name: value.unsqueeze(0) for name, value in simulation.params.items()}, "test"
-            )
-            global_metrics = {name: float(value[0]) for name, value in whole.items()}
+            stack = {name: value.unsqueeze(0) for name, value in simulation.params.items()}
+            scores = task.evaluate_server(stack, "test")
+            global_metrics = {name: float(value[0]) for name, value in scores.items()}
         if not simulation.executor.keeps_models:
             return _reported_scores(global_metrics, simulation)
         final = FinalScores(global_metrics)
@@ -223,20 +222,9 @@ def _with_baselines(
     if task.info.target_kind == "survival":
         splits.append("train")
     by_model = {name: _row_outputs(task, batches, splits) for name, batches in models.items()}
-    if task.info.target_kind == "survival":
-        rows = _labelled_rows(task, ids, "train")
-        found = {name: parts["train"] for name, parts in by_model.items()}
-        found[CONSTANT] = constants[torch.from_numpy(rows.site)]
-        hazard = fit_hazard(replace(rows, outputs=found), ids.tolist())
-        final = replace(final, hazard=hazard)
-    outputs: dict[str, RowOutputs] = {}
-    for split in ("test", "val"):
-        if not task.has_split(split):
-            continue
-        rows = _labelled_rows(task, ids, split)
-        found = {name: parts[split] for name, parts in by_model.items() if split in parts}
-        found[CONSTANT] = constants[torch.from_numpy(rows.site)]
-        outputs[split] = replace(rows, outputs=found)
+    outputs = {split: _split_outputs(task, ids, split, by_model, constants) for split in splits}
+    if "train" in outputs:
+        final = replace(final, hazard=fit_hazard(outputs.pop("train"), ids.tolist()))
     if "test" not in outputs:
         return replace(final, outputs=outputs, baselines=baselines)
     seed = simulation.schedule.seed
@@ -253,6 +241,20 @@ def _with_baselines(
     return replace(
         final, columns=columns, same_rows=same_rows, outputs=outputs, baselines=baselines
     )
+
+
+def _split_outputs(
+    task: ExamplesTask,
+    ids: Ints,
+    split: str,
+    by_model: Mapping[str, Mapping[str, Tensor]],
+    constants: Tensor,
+) -> RowOutputs:
+    """Return the rows of a split with what all models and the constants say about them."""
+    rows = _labelled_rows(task, ids, split)
+    outputs = {name: parts[split] for name, parts in by_model.items() if split in parts}
+    outputs[CONSTANT] = constants[torch.from_numpy(rows.site)]
+    return replace(rows, outputs=outputs)
 
 
 def constant_outputs(task: ExamplesTask, client: int) -> Tensor:
@@ -293,7 +295,7 @@ def _score_models(task: Task, batches: ModelBatches, clients: int) -> Params:
     fragment the memory.
     """
     all_scores: Params = {}
-    done = 0
+    first = 0
     for ids, models in batches:
         if models:
             scores = task.evaluate_stack(torch.from_numpy(ids), models, "test")
@@ -301,8 +303,8 @@ def _score_models(task: Task, batches: ModelBatches, clients: int) -> Params:
                 name: value.new_empty(clients) for name, value in scores.items()
             }
             for name, value in scores.items():
-                all_scores[name][done : done + len(ids)] = value
-        done += len(ids)
+                all_scores[name][first : first + len(ids)] = value
+        first += len(ids)
     return all_scores
 
 
