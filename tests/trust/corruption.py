@@ -149,8 +149,8 @@ def report(folder: Path, beside: Path) -> object:
 
 def open_in_python(folder: Path, beside: Path) -> object:
     done = equipoise.open(folder)
-    found = [done.config, done.rounds, done.finished]
-    if done.finished:
+    found = [done.config, done.rounds, done.is_finished]
+    if done.is_finished:
         found += [done.summary, done.model().state_dict()]
     return repr(found)
 
