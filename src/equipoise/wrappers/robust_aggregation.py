@@ -141,10 +141,10 @@ class RobustAggregation(MethodWrapper):
                 "them by what rows can have: leave robust empty"
             )
         if self.capabilities.needs_common_start and self.rule in CLIP_RULES:
-            sound = ", ".join((*SELECT_RULES, *CENTRE_RULES))
+            allowed_rules = ", ".join((*SELECT_RULES, *CENTRE_RULES))
             return (
                 "its server and its clients each keep a memory of every upload, and a rule that "
-                f"clips some makes the two differ: choose {sound}"
+                f"clips some makes the two differ: choose {allowed_rules}"
             )
         if self.capabilities.needs_same_round_replies and self.rule in CENTRE_RULES:
             return (
@@ -460,8 +460,10 @@ def observe_updates(stack: Params, gain: Tensor | None, trust: Tensor) -> Tensor
     plausible = torch.where(is_copy, 0.0, torch.ones_like(trust))
     if gain is not None:
         plausible = plausible * (1 + gain / _median_size(gain) / 3).clamp(0, 1)
-    say = torch.where(plausible >= MIN_TRUST, trust, 0.0)
-    weights = geometric_median_weights(gram, say if bool((say > 0).any()) else trust)
+    centre_trust = torch.where(plausible >= MIN_TRUST, trust, 0.0)
+    if not bool((centre_trust > 0).any()):
+        centre_trust = trust
+    weights = geometric_median_weights(gram, centre_trust)
     products = gram @ weights
     centre_sq_norm = (weights @ products).clamp(min=0)
     distance = (gram.diagonal() - 2 * products + centre_sq_norm).clamp(min=0).sqrt()
