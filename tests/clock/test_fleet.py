@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.clock.config import end_of_round
 from equipoise.clock.devices import (
     DEVICE_POPULATIONS,
     HOURS_PER_DAY,
@@ -15,6 +14,7 @@ from equipoise.clock.devices import (
     Device,
     DevicePopulation,
 )
+from equipoise.simulation.clock import end_of_round
 
 IDS = np.arange(50_000)
 

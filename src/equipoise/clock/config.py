@@ -1,4 +1,4 @@
-"""Options of simulated time, parsing of durations, and the rule that ends a round."""
+"""Options of simulated time, and parsing of durations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from equipoise.clock.devices import Bools, DeviceClasses, Floats, load_device_classes
+from equipoise.clock.devices import DeviceClasses, load_device_classes
 from equipoise.config.schema import Options, option
 from equipoise.utils.errors import UsageError
-from equipoise.utils.pytree import Ints
 
 MODES = ("sync", "semi", "async")
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -32,8 +29,7 @@ class ClockConfig(Options):
     mode: str = option(
         "sync",
         "when the server goes on: sync (with the whole cohort), semi (at the deadline; late "
-        "replies "
-        "count later) or async (whenever a buffer of replies is full)",
+        "replies count later) or async (whenever a buffer of replies is full)",
         choices=MODES,
     )
     deadline: str = option(
@@ -163,44 +159,3 @@ def format_duration(seconds: float) -> str:
     """Format seconds in the largest unit of which there is at least one, such as ``1.5 h``."""
     unit = next((unit for unit in ("d", "h", "m") if seconds >= SECONDS[unit]), "s")
     return f"{seconds / SECONDS[unit]:.3g} {unit}"
-
-
-def end_of_round(
-    start: float,
-    ids: Ints,
-    at: Floats,
-    is_lost: Bools,
-    num_wanted: int,
-    time_limit: float = math.inf,
-) -> tuple[float, Bools]:
-    """Compute when a round ends, and whose events happened by then.
-
-    The round ends with the reply that completes ``num_wanted`` replies, or after ``time_limit``
-    seconds. If fewer replies can still arrive, it ends with the last event. Of two events at the
-    same time, that of the lower client id comes first.
-
-    Args:
-        start: Time at the start of the round.
-        ids: Clients in flight ``[K]``.
-        at: Time at which each replies or is lost ``[K]``.
-        is_lost: Which clients are lost ``[K]``.
-        num_wanted: Number of replies that end the round.
-        time_limit: Seconds after which the round ends in any case.
-
-    Returns:
-        The time at which the round ends, and whose event happened by then ``[K]``.
-    """
-    deadline = start + time_limit
-    order = np.lexsort((ids, at))
-    replies = order[~is_lost[order]]
-    if len(replies) >= num_wanted:
-        final = replies[num_wanted - 1]
-        happened = np.zeros(len(ids), bool)
-        happened[order[: int(np.flatnonzero(order == final)[0]) + 1]] = True
-        end = float(at[final])
-    else:
-        happened = np.ones(len(ids), bool)
-        end = max(start, float(at.max(initial=start)))
-    if end <= deadline:
-        return max(start, end), happened
-    return deadline, np.asarray(at <= deadline)

@@ -7,14 +7,21 @@ by their staleness as in FedBuff (Nguyen et al., AISTATS 2022, arXiv:2106.06639)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.clock.config import ClockConfig, end_of_round
-from equipoise.clock.devices import SECONDS_PER_HOUR, DevicePopulation, RoundDurations
+from equipoise.clock.config import ClockConfig
+from equipoise.clock.devices import (
+    SECONDS_PER_HOUR,
+    Bools,
+    DevicePopulation,
+    Floats,
+    RoundDurations,
+)
 from equipoise.core import ClientResult, ClientUpdate, Params, State
 from equipoise.simulation.executors import CohortResults, RoundReplies, StartGroup
 from equipoise.utils import pytree
@@ -86,6 +93,9 @@ class Clock:
             num_clients: Clients of the federation.
         """
         self.config = config
+        self.carries_stale_updates = config.carries_stale_updates
+        self.deadline_seconds = config.deadline_seconds
+        self.until_seconds = config.until_seconds
         self.num_clients = num_clients
         self.devices = DevicePopulation(config.device_classes, seed)
         self.now = 0.0
@@ -137,7 +147,7 @@ class Clock:
             The replies that the server has when the round ends.
         """
         wanted = cohort_size(self.num_clients, participation)
-        if not self.config.carries_stale_updates:
+        if not self.carries_stale_updates:
             assert started is not None
             return self._end_synchronous(round, wanted, started)
         if started is not None:
@@ -153,7 +163,7 @@ class Clock:
             np.concatenate([batch.arrival_seconds.numpy() for batch in self._in_flight]),
             np.concatenate([batch.lost.numpy() for batch in self._in_flight]),
             wanted,
-            self.config.deadline_seconds,
+            self.deadline_seconds,
         )
         return self._collect_arrivals(round, torch.from_numpy(has_ended), params)
 
@@ -195,7 +205,7 @@ class Clock:
             start + durations.seconds,
             durations.lost,
             num_wanted,
-            self.config.deadline_seconds,
+            self.deadline_seconds,
         )
         replies = RoundReplies.from_results(ids, started.results)
         replies.arrived = torch.from_numpy(has_ended & ~durations.lost)
@@ -252,6 +262,47 @@ def _subset(batch: InFlightBatch, mask: Tensor) -> list[InFlightBatch]:
     if bool(mask.all()):
         return [batch]
     return [pytree.index(batch, mask)] if bool(mask.any()) else []
+
+
+def end_of_round(
+    start: float,
+    ids: Ints,
+    event_seconds: Floats,
+    is_lost: Bools,
+    num_wanted: int,
+    time_limit: float = math.inf,
+) -> tuple[float, Bools]:
+    """Compute when a round ends, and whose events happened by then.
+
+    The round ends with the reply that completes ``num_wanted`` replies, or after ``time_limit``
+    seconds. If fewer replies can still arrive, it ends with the last event. Of two events at the
+    same time, that of the lower client id comes first.
+
+    Args:
+        start: Time at the start of the round.
+        ids: Clients in flight `[K]`.
+        event_seconds: Time at which each replies or is lost `[K]`.
+        is_lost: Which clients are lost `[K]`.
+        num_wanted: Number of replies that end the round.
+        time_limit: Seconds after which the round ends in any case.
+
+    Returns:
+        The time at which the round ends, and whose event happened by then `[K]`.
+    """
+    deadline = start + time_limit
+    order = np.lexsort((ids, event_seconds))
+    replies = order[~is_lost[order]]
+    if len(replies) >= num_wanted:
+        final = replies[num_wanted - 1]
+        happened = np.zeros(len(ids), bool)
+        happened[order[: int(np.flatnonzero(order == final)[0]) + 1]] = True
+        end = float(event_seconds[final])
+    else:
+        happened = np.ones(len(ids), bool)
+        end = max(start, float(event_seconds.max(initial=start)))
+    if end <= deadline:
+        return max(start, end), happened
+    return deadline, np.asarray(event_seconds <= deadline)
 
 
 def as_deltas(reply: ClientResult, sent: Params) -> ClientResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -147,22 +147,36 @@ class _Exchange(NamedTuple):
     seconds: float
 
 
-class _Validation(NamedTuple):
+@dataclass
+class _Validation:
     """Which replies may be used.
 
     Attributes:
         accepted: Mask `[R]` over the replies.
-        rejected: Reason by row of a reply that arrived but must not be used.
-        guards: How many replies each guard left out, by its name.
         diagnostics: Norms of the replies; None without a reply.
         bounds: How far one client may move the model.
+        rejected: Reason by row of a reply that arrived but must not be used.
+        guards: How many replies each guard left out, by its name.
     """
 
     accepted: Tensor
-    rejected: dict[int, str]
-    guards: dict[str, int]
-    diagnostics: UpdateDiagnostics | None
-    bounds: InfluenceBounds
+    diagnostics: UpdateDiagnostics | None = None
+    bounds: InfluenceBounds = UNBOUNDED
+    rejected: dict[int, str] = field(default_factory=dict)
+    guards: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, guard: str, reasons: dict[int, str]) -> None:
+        """Leave out replies, except those that another guard left out before.
+
+        Args:
+            guard: Name of the guard, as the log counts it.
+            reasons: Reason by row of the reply.
+        """
+        new = {row: reason for row, reason in reasons.items() if bool(self.accepted[row])}
+        if new:
+            self.accepted[list(new)] = False
+            self.rejected |= new
+            self.guards[guard] = len(new)
 
 
 class FederatedSimulation:
@@ -423,39 +437,30 @@ class FederatedSimulation:
         and from the cohort as a whole; nothing that a client says widens its own.
         """
         results = replies.results
-        accepted = replies.arrived.clone()
         if results.stack is None:
-            return _Validation(accepted, {}, {}, None, UNBOUNDED)
-        diagnostics = results.diagnostics(
-            current.method, message, torch.from_numpy(replies.ids), self.executor.memory
-        )
+            return _Validation(replies.arrived.clone())
+        ids = torch.from_numpy(replies.ids)
+        diagnostics = results.diagnostics(current.method, message, ids, self.executor.memory)
         proposed = self._proposed_hparams(current, replies, message)
         allowed = self._allowed_hparams(current, replies, proposed, message.hparams is not None)
         bounds = _influence_bounds(current.method, self.task, message, allowed)
-        guards: dict[str, int] = {}
-        rejected: dict[int, str] = {}
+        validation = _Validation(replies.arrived.clone(), diagnostics, bounds)
 
-        def leave_out(guard: str, reasons: dict[int, str]) -> None:
-            if not reasons:
-                return
-            new = {row: reason for row, reason in reasons.items() if bool(accepted[row])}
-            accepted[list(new)] = False
-            rejected.update(new)
-            if new:
-                guards[guard] = len(new)
-
-        num_not_finite = int((accepted & ~diagnostics.is_finite).sum())
+        num_not_finite = int((validation.accepted & ~diagnostics.is_finite).sum())
         if num_not_finite:
-            guards["not finite"] = num_not_finite
-        accepted &= diagnostics.is_finite
-        leave_out("range", diagnostics.violations)
+            validation.guards["not finite"] = num_not_finite
+        validation.accepted &= diagnostics.is_finite
+
+        validation.reject("range", diagnostics.violations)
         if results.stack.hparams is not None:
-            leave_out("rate or epochs", hparam_violations(results.stack.hparams, *allowed))
-        ids = torch.from_numpy(replies.ids)
+            violations = hparam_violations(results.stack.hparams, *allowed)
+            validation.reject("rate or epochs", violations)
+
         steps = self.task.num_steps(ids, proposed.epochs, current.server.training).double()
         budgets = (steps * proposed.lr.double()).clamp(min=MIN_STEP_BUDGET)
-        leave_out("norm", norm_outliers(diagnostics.norms, budgets, accepted, bounds.norm_ratio))
-        return _Validation(accepted, rejected, guards, diagnostics, bounds)
+        outliers = norm_outliers(diagnostics.norms, budgets, validation.accepted, bounds.norm_ratio)
+        validation.reject("norm", outliers)
+        return validation
 
     def _proposed_hparams(
         self, current: _CurrentRound, replies: RoundReplies, message: ServerMessage
@@ -657,7 +662,7 @@ class FederatedSimulation:
     def _time_limit_reached(self) -> str | None:
         """Return the reason to stop if the simulated time is over."""
         clock = self.clock
-        if clock is None or clock.now < clock.config.until_seconds:
+        if clock is None or clock.now < clock.until_seconds:
             return None
         return f"the clock has reached {clock.config.until}"
 
@@ -673,9 +678,8 @@ class FederatedSimulation:
             clients = {
                 name: self._over_clients(values) for name, values in client_scores[split].items()
             }
-            clients.setdefault(
-                "personal", clients["trained"]
-            )  # without a personal model of its own
+            # Without a personal model of its own, a client uses the one that it trained.
+            clients.setdefault("personal", clients["trained"])
         metrics = global_scores().get(split)
         if metrics is None:
             return Evaluations(global_=NOTHING, **clients)
@@ -870,10 +874,9 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> None:
         or array[-1] >= clients
     ):
         raise UsageError(
-            f"{method.name}.select_clients must give the clients of the round as whole "
-            "numbers from 0 to "
-            f"{clients - 1}, ascending, each once, and at least one: it gave {ids.dtype} "
-            f"{array[:10].tolist()}"
+            f"{method.name}.select_clients must give the clients of the round as whole numbers "
+            f"from 0 to {clients - 1}, ascending, each once, and at least one: it gave "
+            f"{ids.dtype} {array[:10].tolist()}"
         )
 
 
