@@ -406,6 +406,9 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
             y: Class of each row.
             clients: Client of each row; None if all rows belong to one.
 
+        Returns:
+            The estimator itself.
+
         Raises:
             ValueError: If rows, classes or options cannot be used.
         """
@@ -428,7 +431,13 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         return self._container(_softmax(self._outputs(X, clients)), X)
 
     def score(self, X: object, y: object, clients: object = None) -> float:
-        """Return the accuracy; see `predict`."""
+        """Return the accuracy; see `predict`.
+
+        Args:
+            X: Rows `[n, ...]`.
+            y: Classes `[n]`.
+            clients: Client of each row; see `predict`.
+        """
         return float(np.mean(np.asarray(self.predict(X, clients)) == _column(y)))
 
     def _decode(self, outputs: Array) -> Array:
@@ -456,6 +465,9 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
             y: Number of each row.
             clients: Client of each row; None if all rows belong to one.
 
+        Returns:
+            The estimator itself.
+
         Raises:
             ValueError: If rows, numbers or options cannot be used.
         """
@@ -465,7 +477,13 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         return self._fit(columns, {TARGET: values}, clients)
 
     def score(self, X: object, y: object, clients: object = None) -> float:
-        """Return R²; see `predict`."""
+        """Return R²; see `predict`.
+
+        Args:
+            X: Rows `[n, ...]`.
+            y: Numbers `[n]`.
+            clients: Client of each row; see `predict`.
+        """
         from sklearn.metrics import r2_score
 
         return float(r2_score(_column(y), np.asarray(self.predict(X, clients))))
@@ -498,6 +516,9 @@ class FederatedSurvival(_FederatedEstimator):
                 times, as in scikit-survival, or an array `[rows, 2]` of event and time.
             clients: Client of each row; None if all rows belong to one.
 
+        Returns:
+            The estimator itself.
+
         Raises:
             ValueError: If rows, times or options cannot be used.
         """
@@ -507,7 +528,13 @@ class FederatedSurvival(_FederatedEstimator):
         return self._fit(columns, {TARGET: time, EVENT: event.astype(np.int64)}, clients)
 
     def score(self, X: object, y: object, clients: object = None) -> float:
-        """Return Harrell's concordance index of the predicted risks."""
+        """Return Harrell's concordance index of the predicted risks.
+
+        Args:
+            X: Rows `[n, ...]`.
+            y: Times and events.
+            clients: Client of each row; see `predict`.
+        """
         event, time = _event_and_time(y)
         risk = torch.from_numpy(np.asarray(self.predict(X, clients)))[None]
         target = torch.from_numpy(np.stack([time, event.astype(np.float64)], 1))[None]

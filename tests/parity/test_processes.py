@@ -326,7 +326,7 @@ def test_long_messages_of_devices_travel_between_devices(monkeypatch):
     device.
     """
     wire, group = [], TorchrunGroup.__new__(TorchrunGroup)
-    group.rank, group.size, group._wire = 0, 2, FAR
+    group.rank, group.size, group._send_device = 0, 2, FAR
     monkeypatch.setattr(dist, "isend", lambda part, to: wire.append(part))
     monkeypatch.setattr(dist, "recv", lambda into, sender: into.copy_(wire.pop(0)))
     long = {"rows": torch.randn(FIRST_PART_BYTES)}

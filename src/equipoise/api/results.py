@@ -298,7 +298,11 @@ class Run(TrainedModels):
 
     @property
     def summary(self) -> Summary:
-        """Summary of the finished run: scores, convergence, bytes and seconds."""
+        """Summary of the finished run: scores, convergence, bytes and seconds.
+
+        Raises:
+            UsageError: If the run is not finished.
+        """
         if not self.is_finished:
             raise UsageError(f"'{self.folder}' is not finished: go on with run.resume()")
         return self._folder.read_summary()
@@ -501,7 +505,11 @@ class Newcomer(Run):
 
     @property
     def decision(self) -> Decision:
-        """Verdict on held-out rows against the global model and training alone."""
+        """Verdict on held-out rows against the global model and training alone.
+
+        Raises:
+            UsageError: If the folder has no decision.
+        """
         decision = read_decision(self.folder)
         if decision is None:
             raise UsageError(f"'{self.folder}' has no decision.json: adapt again")

@@ -46,7 +46,11 @@ def flower(arguments: list[str]) -> int:
 
 
 def needs_flower() -> None:
-    """Raise ``UsageError`` if Flower is not installed."""
+    """Raise ``UsageError`` if Flower is not installed.
+
+    Raises:
+        UsageError: If Flower is not installed.
+    """
     if importlib.util.find_spec("flwr") is None:
         raise UsageError(
             f"this needs Flower in an environment of its own: {install_hint('flower')}"

@@ -151,6 +151,9 @@ def evaluate(arguments: list[str]) -> int:
 
     Returns:
         The exit code.
+
+    Raises:
+        UsageError: If an option is wrong or the rows cannot be used.
     """
     values = _evaluate_parser().parse(arguments)
     from equipoise.experiment.detailed_scores import Grouping
@@ -252,6 +255,9 @@ def explain(arguments: list[str]) -> int:
 
     Returns:
         The exit code.
+
+    Raises:
+        UsageError: If an option is wrong or the rows cannot be used.
     """
     values = _explain_parser().parse(arguments)
     from equipoise.data.tabular.config import parse_names

@@ -33,7 +33,11 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ``UsageError``, which the entry point prints."""
+        """Raise a ``UsageError``, which the entry point prints.
+
+        Raises:
+            UsageError: Always, with the message.
+        """
         raise UsageError(message)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:

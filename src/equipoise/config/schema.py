@@ -157,6 +157,9 @@ def steps(values: Mapping[int, float]) -> Schedule:
     Args:
         values: Values by the number of completed rounds: `{0: 1, 50: 5}` is 5 from round 51 on.
 
+    Returns:
+        The schedule.
+
     Raises:
         UsageError: If there is no value at 0, or a key is not a whole number of at least 0.
     """
@@ -184,7 +187,13 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def value_at(value: float | Schedule, round: int, rounds: int) -> float:
-    """Return a number unchanged, or the value of a schedule in a round."""
+    """Return a number unchanged, or the value of a schedule in a round.
+
+    Args:
+        value: A number, or a schedule over rounds.
+        round: The round, from 1 on.
+        rounds: Rounds of the run.
+    """
     return value.at(round, rounds) if isinstance(value, Schedule) else value
 
 
@@ -308,7 +317,16 @@ def option(
 
 
 def with_default(config: type, name: str, default: Any) -> Any:
-    """Declare an option of a parent class with another default."""
+    """Declare an option of a parent class with another default.
+
+    Args:
+        config: The parent class, which declares the option.
+        name: Name of the option.
+        default: The default in the subclass.
+
+    Returns:
+        The field, for the body of the subclass.
+    """
     return field(
         default=default,
         metadata=next(i for i in dataclasses.fields(config) if i.name == name).metadata,
@@ -359,7 +377,17 @@ def describe_expected(kind: OptionType, rule: Constraint) -> str:
 
 
 def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
-    """Word the error of an invalid value: `lr is -1: must be a number above 0`."""
+    """Word the error of an invalid value: `lr is -1: must be a number above 0`.
+
+    Args:
+        name: Name of the option.
+        value: The value that was given.
+        kind: Type of the option.
+        rule: Bounds and choices of the option.
+
+    Returns:
+        One sentence.
+    """
     near = did_you_mean(value, rule.choices) if rule.choices and isinstance(value, str) else ""
     if isinstance(value, Schedule):
         return f"{name} is {value}: must be {describe_expected(kind, rule)} in every round"
@@ -444,6 +472,9 @@ def parse(name: str, text: str, kind: OptionType, rule: Constraint) -> Any:
         kind: Type of the option.
         rule: Bounds of the option, for errors.
 
+    Returns:
+        The value in the type of the option.
+
     Raises:
         UsageError: If the text is not a value of this type.
     """
@@ -467,6 +498,9 @@ def from_config_value(name: str, value: Any, kind: OptionType) -> Any:
         name: Name of the option, for errors.
         value: The value.
         kind: Type of the option.
+
+    Returns:
+        The value in the type of the option.
 
     Raises:
         UsageError: If the text is not a schedule.

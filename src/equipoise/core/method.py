@@ -147,7 +147,14 @@ class Method(Options):
             self.require_two_blocks(task)
 
     def require_two_blocks(self, task: Task) -> None:
-        """Raise a UsageError if the task's model has no backbone or no head."""
+        """Raise a UsageError if the task's model has no backbone or no head.
+
+        Args:
+            task: The task of the run.
+
+        Raises:
+            UsageError: If the model has no backbone or no head.
+        """
         if not (task.info.param_names("backbone") and task.info.param_names("head")):
             raise UsageError(
                 f"{self.name} treats backbone and head differently, but the model of task "
@@ -417,7 +424,13 @@ def merge_sent_blocks(client: Client) -> Params:
 
 
 def hparams_like(proposed: LocalHParams, epochs: int, lr: float) -> LocalHParams:
-    """Return the same epochs and rate for all clients, in the shape `[K]` of `proposed`."""
+    """Return the same epochs and rate for all clients, in the shape `[K]` of `proposed`.
+
+    Args:
+        proposed: Epochs and rates of K clients.
+        epochs: The epochs of every client.
+        lr: The learning rate of every client.
+    """
     return LocalHParams(
         torch.full_like(proposed.epochs, epochs),
         torch.full_like(proposed.lr, lr, dtype=torch.float64),

@@ -27,7 +27,18 @@ classes, randomness) to the client's own images and labels."""
 def rotate_or_invert(
     x: Images, y: Ints, index: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
-    """Rotate by quarter turns; clients 4 to 7 of each eight also see negatives."""
+    """Rotate by quarter turns; clients 4 to 7 of each eight also see negatives.
+
+    Args:
+        x: Images of the client `[n, ...]`.
+        y: Labels `[n]`.
+        index: Number of the client.
+        classes: Number of classes.
+        rng: Random generator of the client.
+
+    Returns:
+        The changed images, and the labels.
+    """
     x = np.rot90(x, index % 4, axes=(1, 2))
     if index // 4 % 2:
         x = 255 - x
@@ -37,14 +48,36 @@ def rotate_or_invert(
 def permute_labels(
     x: Images, y: Ints, index: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
-    """Permute the labels, differently for each client."""
+    """Permute the labels, differently for each client.
+
+    Args:
+        x: Images of the client `[n, ...]`.
+        y: Labels `[n]`.
+        index: Number of the client.
+        classes: Number of classes.
+        rng: Random generator of the client.
+
+    Returns:
+        The images, and the changed labels.
+    """
     return x, rng.permutation(classes)[y]
 
 
 def permute_pixels(
     x: Images, y: Ints, index: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
-    """Permute the pixels, differently for each client."""
+    """Permute the pixels, differently for each client.
+
+    Args:
+        x: Images of the client `[n, ...]`.
+        y: Labels `[n]`.
+        index: Number of the client.
+        classes: Number of classes.
+        rng: Random generator of the client.
+
+    Returns:
+        The changed images, and the labels.
+    """
     n, height, width, channels = x.shape
     mixed = x.reshape(n, height * width, channels)[:, rng.permutation(height * width)]
     return mixed.reshape(x.shape), y

@@ -97,6 +97,9 @@ def import_extra(module: str, purpose: str) -> ModuleType:
         module: Name of the module.
         purpose: What needs it, for the error message.
 
+    Returns:
+        The module.
+
     Raises:
         UsageError: If it is not installed.
     """

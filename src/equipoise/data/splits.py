@@ -164,6 +164,14 @@ def split_server(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Split the server's rows at random into ``public`` and ``test``.
 
+    Args:
+        server: Inputs and targets of the server's rows.
+        config: The share of the public rows.
+        rng: Random generator of the split.
+
+    Returns:
+        Inputs and targets by the name of the set.
+
     Raises:
         UsageError: If the server has fewer than two rows.
     """
@@ -265,7 +273,16 @@ class UserRows:
     def federate(
         self, config: UserRowShares, form: InputTransform, rng: np.random.Generator
     ) -> Federation:
-        """Split the rows of each client and build the federation."""
+        """Split the rows of each client and build the federation.
+
+        Args:
+            config: Shares of validation, test and server rows.
+            form: How stored rows become model inputs.
+            rng: Random generator of the split.
+
+        Returns:
+            The federation.
+        """
         needs_holdout = self.server is None
         assignment = assign_rows(self.owner, config, rng, needs_holdout, self.names)
         return self.build(assignment, config, form, rng)
@@ -277,7 +294,17 @@ class UserRows:
         form: InputTransform,
         rng: np.random.Generator,
     ) -> Federation:
-        """Build the federation from rows that are assigned already."""
+        """Build the federation from rows that are assigned already.
+
+        Args:
+            assignment: The rows of each split.
+            config: Shares of validation, test and server rows.
+            form: How stored rows become model inputs.
+            rng: Random generator of the server's split.
+
+        Returns:
+            The federation.
+        """
         rows = (self.x, self.y)
         holdout = assignment.server_holdout
         server = self.server
@@ -310,6 +337,9 @@ def assign_rows(
         needs_holdout: Whether the server has no rows of its own.
         names: The names of the clients, for errors.
         fixed_splits: The split of each row as an index of `SPLITS` `[n]`; None to draw them.
+
+    Returns:
+        The rows of each split and of the server.
 
     Raises:
         UsageError: If a client has fewer than `min_rows` rows.

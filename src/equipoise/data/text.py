@@ -115,6 +115,9 @@ def texts_from_python(data: Dataset | TableLike, config: TextDataConfig) -> Clie
     Args:
         data: A data set, a pandas or Arrow table, or a table for each client's name.
         config: Which columns are used.
+
+    Returns:
+        The texts of all clients.
     """
     is_mapping = isinstance(data, Mapping) and not _has_splits(data)
     if not is_mapping or not all(map(_is_table, data.values())):

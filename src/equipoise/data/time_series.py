@@ -165,6 +165,9 @@ def read_recordings(path: Path, client: str, target: str) -> Recordings:
         client: The array with the client of each recording.
         target: The array with the class of each; the array of this name and ``s`` names classes.
 
+    Returns:
+        The recordings.
+
     Raises:
         UsageError: If the archive cannot be read.
     """
@@ -226,6 +229,9 @@ def federate_recordings(
         window: The number of steps of a window.
         config: Shares of the splits, and how to standardise.
         rng: Draws the splits.
+
+    Returns:
+        The federation, with its preprocessor and the bytes of the exchange.
 
     Raises:
         UsageError: If recordings are too few or too short.

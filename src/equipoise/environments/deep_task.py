@@ -245,8 +245,7 @@ class DeepRLTask(RLTask):
         if trains_itself and method.capabilities.learner_kind != self.info.learner_kind:
             raise UsageError(
                 f"{method.name} trains in its own way, and agents of task '{self.info.name}' "
-                "learn by "
-                f"temporal differences: choose {', '.join(DEEP_METHODS)}"
+                f"learn by temporal differences: choose {', '.join(DEEP_METHODS)}"
             )
 
     def warnings(self) -> tuple[str, ...]:
@@ -402,7 +401,19 @@ def build_classic_control(
     training: TrainingConfig,
     seed: int,
 ) -> DeepRLTask:
-    """Build a task of classic control; see `DeepRLTask` for the arguments."""
+    """Build a task of classic control; see `DeepRLTask` for the arguments.
+
+    Args:
+        name: Name of the task.
+        physics: Physics of the environment.
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
+    """
     differ = parse_traits(config.differ, (*PHYSICS_TRAITS, *INTERFACE_TRAITS))
     env = PhysicsVecEnv.from_traits(physics, config.heterogeneity_values, differ, seed)
     return DeepRLTask(name, env, config, model, training, seed)

@@ -52,7 +52,14 @@ def transition_dim(net: Net) -> int:
 
 
 def init_state(net: Net, hparams: AgentHParams, agents: int, dtype: torch.dtype) -> State:
-    """Return the state of K agents that have not acted; without the environments'."""
+    """Return the state of K agents that have not acted; without the environments'.
+
+    Args:
+        net: Layout of the Q-network.
+        hparams: Hyper-parameters of the agents.
+        agents: Number K of agents.
+        dtype: Floating-point type of the networks.
+    """
     zeros = torch.zeros
     return {
         "target": net.views(zeros(agents * net.size, dtype=dtype)),
@@ -66,7 +73,13 @@ def init_state(net: Net, hparams: AgentHParams, agents: int, dtype: torch.dtype)
 
 
 def noise_dim_per_step(net: Net, hparams: AgentHParams, env: VecEnv) -> int:
-    """Return how many uniform numbers one agent consumes in one step."""
+    """Return how many uniform numbers one agent consumes in one step.
+
+    Args:
+        net: Layout of the Q-network.
+        hparams: Hyper-parameters of the agents.
+        env: The environments.
+    """
     acting = hparams.num_envs * (net.action_noise_dim + env.reset_noise_dim)
     return acting + hparams.batch_size * (1 + net.update_noise_dim)
 

@@ -164,6 +164,9 @@ def env_errors(agent: int) -> Iterator[None]:
     Args:
         agent: The agent whose environment runs.
 
+    Returns:
+        A context for calls of the environment.
+
     Raises:
         UsageError: With the message and its place in the environment's code.
     """
@@ -276,7 +279,13 @@ class GymVecEnv(VecEnv):
         )
 
     def envs(self, ids: Tensor, num_envs: int, purpose: str) -> list[Any]:
-        """Return vector environments of these agents; each is made once and kept."""
+        """Return vector environments of these agents; each is made once and kept.
+
+        Args:
+            ids: The agents `[K]`.
+            num_envs: Environments of each agent.
+            purpose: What they are used for, so that evaluation does not disturb training.
+        """
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
         for agent in ids.tolist():
@@ -311,6 +320,9 @@ class GymVecEnv(VecEnv):
         Args:
             action: ``[K, E]`` action numbers, or ``[K, E, num_actions]`` vectors in [-1, 1].
             motor: ``[K, 1]``, relative motor strengths. A negative one mirrors action numbers.
+
+        Returns:
+            Actions as the environments take them.
         """
         if self.continuous:
             scaled = np.clip(motor[..., None] * action.astype(np.float64), -1.0, 1.0)

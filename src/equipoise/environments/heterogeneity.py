@@ -84,6 +84,9 @@ class AgentInterface:
             u: ``[K]``, heterogeneity parameters.
             obs_dim: Size of an observation.
             seed: Seed of the permutations and offsets.
+
+        Returns:
+            The interface, with one row per agent.
         """
         agents = np.arange(len(u))
         motor = 0.4 + 0.6 * u if "motor" in differ else np.ones(len(u))
@@ -147,6 +150,9 @@ class BodyParams:
             lengths: ``[K]``, lengths with the trait "length".
             default_length: Length without it.
             motor: ``[K, 1]``, relative motor strengths.
+
+        Returns:
+            The parameters, with one row per agent.
         """
         column = u[:, None]
         ones = np.ones_like(column)

@@ -86,7 +86,13 @@ class LinearProblem:
         return np.ascontiguousarray(initial_states(self.tabular, 1, seed)[:, 0])
 
     def rng_keys(self, seed: int, ids: Ints, taken: Ints) -> tuple[Any, Any]:
-        """Return keys of the agents' transitions and actions after `taken` steps, ``[k]`` each."""
+        """Return keys of the agents' transitions and actions after `taken` steps, ``[k]`` each.
+
+        Args:
+            seed: Seed of the run.
+            ids: The agents `[k]`.
+            taken: Steps that each has taken so far `[k]`.
+        """
 
         def keys_of(stream: int) -> Any:
             keys = kernels.stream_keys(seed, stream, self.agents, 1)[ids]

@@ -198,7 +198,13 @@ class Net:
             out["e"].copy_(torch.bmm(net["w0"], out["b1"].unsqueeze(2)).squeeze(2))
 
     def backward_first_layer(self, x: Tensor, d1: Tensor, out: Params) -> None:
-        """Write the gradient of the first layer, whose outputs have the derivative `d1`."""
+        """Write the gradient of the first layer, whose outputs have the derivative `d1`.
+
+        Args:
+            x: Inputs of the layer.
+            d1: Derivative of the loss by the layer's outputs.
+            out: Gradients by name, which are written in place.
+        """
         torch.bmm(x.mT, d1, out=out["w1"])
         torch.sum(d1, 1, out=out["b1"])
 

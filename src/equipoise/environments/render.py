@@ -170,6 +170,11 @@ FPS: dict[type[Physics], float] = {
 def write_video(frames: Sequence[Frame], file: Path, fps: float) -> None:
     """Write frames as a GIF, or as an MP4 with ffmpeg.
 
+    Args:
+        frames: The pictures.
+        file: File to write; its suffix decides the format.
+        fps: Frames per second.
+
     Raises:
         UsageError: If ffmpeg fails.
     """

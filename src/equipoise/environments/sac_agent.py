@@ -96,7 +96,13 @@ class ActorCritic(Net):
         return _mean_and_log_std(self.forward(net, x))
 
     def sample(self, net: Params, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a = tanh(mean + std noise) and log pi(a | x) ``[K, B, 1]``."""
+        """Return a = tanh(mean + std noise) and log pi(a | x) ``[K, B, 1]``.
+
+        Args:
+            net: Parameters of K agents.
+            x: Observations `[K, B, F]`.
+            noise: Standard normal numbers `[K, B, A]`.
+        """
         return squashed_sample(self.forward(net, x), noise)
 
     def critics_forward_all(self, net: Params, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +123,13 @@ class ActorCritic(Net):
         return one, two, torch.baddbmm(d3, two, c3)
 
     def critics(self, net: Params, x: Tensor, action: Tensor) -> Tensor:
-        """Compute Q_1 and Q_2 at (x, action), ``[K, 2, B, 1]``."""
+        """Compute Q_1 and Q_2 at (x, action), ``[K, 2, B, 1]``.
+
+        Args:
+            net: Parameters of K agents.
+            x: Observations `[K, B, F]`.
+            action: Actions `[K, B, A]`.
+        """
         return _split_critics(self.critics_forward_all(net, torch.cat([x, action], -1))[2])
 
 
@@ -153,7 +165,18 @@ def squashed_sample(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 def squashed_sample_backward(
     out: Tensor, noise: Tensor, action: Tensor, d_action: Tensor, d_log_pi: Tensor
 ) -> Tensor:
-    """Compute a loss's derivative by `out` from its derivatives by a and by log pi(a)."""
+    """Compute a loss's derivative by `out` from its derivatives by a and by log pi(a).
+
+    Args:
+        out: Outputs of the actor: means and log standard deviations.
+        noise: Standard normal numbers of the sample.
+        action: The sampled actions.
+        d_action: Derivative of the loss by the actions.
+        d_log_pi: Derivative of the loss by their log probabilities.
+
+    Returns:
+        The derivative, in the shape of `out`.
+    """
     _, log_std = _mean_and_log_std(out)
     tanh = torch.tanh(out.chunk(2, -1)[1])
     d_mean = d_action * (1 - action.square()) + 2 * d_log_pi * action

@@ -78,6 +78,9 @@ def make_mdp(
         terminal: Whether each state ends an episode, ``[S]``; none does if None.
         name: Name for messages.
 
+    Returns:
+        The MDP.
+
     Raises:
         UsageError: If an array has a wrong shape or holds wrong numbers.
     """
@@ -170,6 +173,14 @@ def two_state(seed: int, actions: int = 20, gamma: float = DEFAULT_GAMMA) -> Tab
     """Build the two-state MDP of the experiments in arXiv:2305.10697.
 
     The reward is 1 in state 1; the probability to stay is uniform in [0.4, 0.6] for each action.
+
+    Args:
+        seed: Seed of the transition probabilities.
+        actions: Number of actions.
+        gamma: Discount factor.
+
+    Returns:
+        The MDP.
     """
     stay = streams.generator(seed, streams.TWO_STATE).uniform(0.4, 0.6, (2, actions))
     P = np.empty((2, actions, 2))
@@ -234,6 +245,9 @@ def load_mdp(path: str | Path, gamma: float | None = None) -> TabularMDP:
     Args:
         path: An .npz file with P and R, and optionally gamma, start and terminal.
         gamma: Discount factor; the file's if None.
+
+    Returns:
+        The MDP.
 
     Raises:
         UsageError: If the file cannot be read or does not hold an MDP.
@@ -379,6 +393,9 @@ def planted_mdps(
         rank: Dimension d of the subspace.
         gamma: Discount factor.
 
+    Returns:
+        One MDP per agent.
+
     Raises:
         UsageError: If `rank` is not between 1 and `states * actions`.
     """
@@ -412,6 +429,9 @@ def windy_cliff_mdps(u: Floats, wind: float, gamma: float, goal: float = 0.0) ->
         wind: Probability of a gust at u = 1.
         gamma: Discount factor.
         goal: Additional reward for reaching the goal.
+
+    Returns:
+        One MDP per agent.
 
     Raises:
         UsageError: If `wind` is not a probability.

@@ -134,7 +134,13 @@ def check_step_options(eta: float, tau: int) -> None:
 
 
 def initial_states(problem: TabularProblem, sims: int, seed: int) -> Ints:
-    """Draw states from the start distribution, ``[K, sims]``."""
+    """Draw states from the start distribution, ``[K, sims]``.
+
+    Args:
+        problem: The agents' MDPs.
+        sims: Number of independent simulations.
+        seed: Seed of the run.
+    """
     keys = kernels.stream_keys(seed, STREAM_START, problem.agents, sims)
     u = rng.uniform(keys, 1)[:, 0]
     states = np.searchsorted(np.cumsum(problem.mdp.start), u, side="right")
@@ -147,6 +153,12 @@ def initial_q(problem: TabularProblem, sims: int, seed: int, random_start: bool)
     """Return initial tables ``[K, sims, S, A]``.
 
     They are zero, or uniform in (0, 1/(1 - gamma)] per agent, as in the paper's experiments.
+
+    Args:
+        problem: The agents' MDPs.
+        sims: Number of independent simulations.
+        seed: Seed of the run.
+        random_start: Whether tables are random instead of zero.
     """
     shape = (problem.agents, sims, problem.mdp.num_states, problem.mdp.num_actions)
     if not random_start:
@@ -163,6 +175,12 @@ def random_q_entries(u: Any, gamma: float) -> Any:
 
 def init_state(problem: TabularProblem, sims: int, seed: int, random_start: bool = True) -> QState:
     """Return the state before the first round: the server holds the mean of the agents' tables.
+
+    Args:
+        problem: The agents' MDPs.
+        sims: Number of independent simulations.
+        seed: Seed of the run.
+        random_start: Whether tables are random instead of zero.
 
     Raises:
         UsageError: If `sims` is below 1.
@@ -183,7 +201,15 @@ def init_state(problem: TabularProblem, sims: int, seed: int, random_start: bool
 def run_local_steps(
     problem: TabularProblem, state: QState, seed: int, eta: float, tau: int
 ) -> None:
-    """Take tau local steps of every agent in every simulation, in place."""
+    """Take tau local steps of every agent in every simulation, in place.
+
+    Args:
+        problem: The agents' MDPs.
+        state: Tables, positions and counts; changed in place.
+        seed: Seed of the run.
+        eta: Learning rate.
+        tau: Number of steps.
+    """
     check_step_options(eta, tau)
     ids = np.arange(problem.agents)
     taken = np.full(problem.agents, state.step)
@@ -320,7 +346,14 @@ def average_tables(rule: str, tables: Floats, counts: Ints, current: Floats, eta
 
 
 def evidence(q: Floats, counts: Ints, base: Floats, eta: float) -> Floats:
-    """Return what an agent learned since it started from `base`: q - (1 - eta)^N base."""
+    """Return what an agent learned since it started from `base`: q - (1 - eta)^N base.
+
+    Args:
+        q: Tables of the agent after its steps.
+        counts: Updates N of each state-action pair since `base`.
+        base: Tables from which it started.
+        eta: Learning rate.
+    """
     powers = kernels.decay_powers(eta, int(counts.max()))
     return np.asarray(q - powers[np.minimum(counts, len(powers) - 1)] * base)
 
@@ -329,6 +362,12 @@ def synchronise(state: QState, rule: str, eta: float, present: Ints | None = Non
     """Average the tables of the agents `present` (all if None) and send them the result, in place.
 
     The other agents continue with their own tables.
+
+    Args:
+        state: Tables of agents and server; changed in place.
+        rule: How tables are averaged.
+        eta: Learning rate.
+        present: The agents that take part; all if None.
     """
     if present is not None and len(present) == 0:
         return

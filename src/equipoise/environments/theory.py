@@ -91,6 +91,9 @@ def mixing_time(
         policy: ``[S, A]``.
         visits: The policy's occupancy, if already known.
         longest: Beyond this many steps the result is inf.
+
+    Returns:
+        The number of steps.
     """
     stationary = (occupancy(mdp, policy) if visits is None else visits).sum(axis=1)
 

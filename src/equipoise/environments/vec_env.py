@@ -51,6 +51,9 @@ class VecEnvState(ABC):
         Args:
             action: ``[K, E]`` action numbers, or ``[K, E, num_actions]`` vectors in [-1, 1].
             draws: ``[K, E, reset_noise_dim]``, uniform numbers for the resets.
+
+        Returns:
+            Rewards, observations and ends of episodes.
         """
 
     @abstractmethod
@@ -83,7 +86,13 @@ class VecEnv(ABC):
 
     @abstractmethod
     def init_state(self, ids: Tensor, num_envs: int, seed: int) -> State:
-        """Return the state of agents that have not acted yet, ``[K, num_envs, ...]``."""
+        """Return the state of agents that have not acted yet, ``[K, num_envs, ...]``.
+
+        Args:
+            ids: The agents `[K]`.
+            num_envs: Environments of each agent.
+            seed: Seed of the run.
+        """
 
     @abstractmethod
     def resume(self, ids: Tensor, state: State, draws: Floats) -> VecEnvState:
@@ -93,6 +102,9 @@ class VecEnv(ABC):
             ids: ``[K]``, the agents.
             state: Their last `state_dict`, or `init_state`.
             draws: ``[K, E, reset_noise_dim]``, uniform numbers. Used only if the episodes are lost.
+
+        Returns:
+            The running environments.
         """
 
     @abstractmethod
@@ -104,6 +116,13 @@ def episode_noise(env: VecEnv, ids: Tensor, split: str, episodes: int, seed: int
     """Return the uniform numbers from which a split's episodes start.
 
     The first episodes are the same for any number of episodes.
+
+    Args:
+        env: The environments.
+        ids: The agents `[K]`.
+        split: Name of the split.
+        episodes: Number of episodes of each agent.
+        seed: Seed of the run.
 
     Returns:
         ``[K, episodes, reset_noise_dim]``.
@@ -173,7 +192,17 @@ class PhysicsVecEnv(VecEnv):
     def from_traits(
         cls, physics: Physics, u: Floats, differ: Sequence[str] = ("length",), seed: int = 0
     ) -> PhysicsVecEnv:
-        """Create environments of agents with heterogeneity `u` ``[K]`` and the traits `differ`."""
+        """Create environments of agents with heterogeneity `u` ``[K]`` and the traits `differ`.
+
+        Args:
+            physics: Physics of the environment.
+            u: Heterogeneity of each agent `[K]`.
+            differ: Traits that differ between agents.
+            seed: Seed of the traits' directions.
+
+        Returns:
+            The environments.
+        """
         interface = AgentInterface.from_traits(differ, u, physics.obs_dim, seed)
         bodies = BodyParams.from_traits(
             differ, u, physics.agent_length(u), physics.default_length, interface.motor

@@ -99,6 +99,9 @@ class Federated:
             path: The folder.
             settings: Options of a run whose method or task was made in Python.
 
+        Returns:
+            The models, and how raw rows become inputs.
+
         Raises:
             UsageError: If the folder has no model that a newcomer could start from.
         """
@@ -226,7 +229,15 @@ def default_folder(path: Path, name: str) -> Path:
 
 
 def refuse_used_folder(out: Path, overwrite: bool) -> None:
-    """Raise ``UsageError`` if a folder holds something that must not be replaced."""
+    """Raise ``UsageError`` if a folder holds something that must not be replaced.
+
+    Args:
+        out: The folder of results.
+        overwrite: Whether results of an earlier call may be replaced.
+
+    Raises:
+        UsageError: If the folder holds something that must not be replaced.
+    """
     folder = RunFolder(out)
     if not folder.has_begun():
         return
@@ -318,7 +329,7 @@ def _prepare_rows(
     else:
         table = table_from_values(rows, "the table of rows", source.client_column)
         preprocessor = _own_preprocessor(source, preprocessor, table, name)
-        x, y = _table_rows(source, preprocessor, table, notes)
+        x, y = _table_rows(preprocessor, table, notes)
     _check_row_count(len(y), notes)
     return preprocessor, x, y, notes
 
@@ -372,7 +383,7 @@ def _refuse_columns(source: Federated, preprocessor: Preprocessor, table: Table)
 
 
 def _table_rows(
-    source: Federated, preprocessor: Preprocessor, table: Table, notes: list[str]
+    preprocessor: Preprocessor, table: Table, notes: list[str]
 ) -> tuple[Tensor, Tensor]:
     """Return inputs and targets of the rows whose target is known."""
     client = preprocessor.clients[0] if preprocessor.client_scales else None

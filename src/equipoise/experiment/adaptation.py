@@ -98,6 +98,9 @@ class Folds:
             y: Targets of all rows.
             target: What is predicted.
             seed: Seed of the draw.
+
+        Returns:
+            The folds.
         """
         num_rows = len(y)
         count = NUM_FOLDS if num_rows <= MANY_ROWS else NUM_FOLDS_OF_MANY

@@ -270,7 +270,14 @@ def _write_pareto(out: Path, title: str, rows: tables.Rows) -> None:
 
 
 def cell_folder(label: str, seed: int, fold: int = 0, folds: int = 0) -> Path:
-    """Return the folder of a run, relative to that of the comparison."""
+    """Return the folder of a run, relative to that of the comparison.
+
+    Args:
+        label: Label of the method.
+        seed: Seed of the run.
+        fold: Number of the fold, from 0 on.
+        folds: Number of folds; 0 without.
+    """
     name = f"seed-{seed}-fold-{fold}" if folds else f"seed-{seed}"
     return Path(method_folder_name(label)) / name
 

@@ -666,7 +666,17 @@ def _holds_in_every_seed(evidence: Evidence, key: str, other: str, site: int, si
 
 
 def site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
-    """Say in words what a site gains over its own model."""
+    """Say in words what a site gains over its own model.
+
+    Args:
+        gain: Gain over the site's own model, with its interval.
+        num_rows: Test rows of the site.
+        metric: The metric that is compared.
+        has_own: Whether the site has a model of its own.
+
+    Returns:
+        One sentence.
+    """
     if num_rows == 0:
         return "no test rows"
     if not has_own:

@@ -179,6 +179,9 @@ def mean_scores(values: Tensor, num_rows: Tensor, higher_is_better: bool) -> Mod
         values: Score of each client ``[K]``; NaN if it is undefined.
         num_rows: Rows of each client ``[K]``.
         higher_is_better: Whether a larger score is better.
+
+    Returns:
+        Both means.
     """
     values = values.double()
     known = torch.isfinite(values)

@@ -259,7 +259,13 @@ def explain(
 
 
 def draw_sample(sample: SiteSample, number: int, options: ExplanationOptions) -> SiteSample:
-    """Return at most `max_samples` rows of a site, drawn without replacement."""
+    """Return at most `max_samples` rows of a site, drawn without replacement.
+
+    Args:
+        sample: The rows of a site.
+        number: Number of the site, which the draw depends on.
+        options: The largest number of rows, and the seed.
+    """
     if len(sample.y) <= options.max_samples:
         return sample
     random = rng.generator(options.seed, rng.EXPLANATION, number, 0)

@@ -77,7 +77,14 @@ class BaselineHazard(Record, frozen=True):
         return event_probability(float(hazard[0]), log_risk + level)
 
     def check(self, horizon: float) -> None:
-        """Raise ``UsageError`` if the horizon is not within the follow-up."""
+        """Raise ``UsageError`` if the horizon is not within the follow-up.
+
+        Args:
+            horizon: The time up to which the event counts.
+
+        Raises:
+            UsageError: If the horizon is not within the follow-up.
+        """
         if not 0 < horizon <= self.edges[-1]:
             raise UsageError(
                 f"the horizon is {horizon:g}: must be above 0 and within the follow-up, up to "

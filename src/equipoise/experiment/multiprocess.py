@@ -143,7 +143,15 @@ def is_worker_rank() -> bool:
 
 
 def check(settings: ExperimentConfig, task: Task) -> None:
-    """Raise ``UsageError`` if the run needs a single process."""
+    """Raise ``UsageError`` if the run needs a single process.
+
+    Args:
+        settings: Settings of the run.
+        task: Task of the run.
+
+    Raises:
+        UsageError: If the run needs a single process, and more are asked for.
+    """
     if reason := single_process_reason(settings, task):
         raise UsageError(f"{reason}: leave processes at 0 or 1")
 

@@ -226,6 +226,9 @@ def parse_preprocessor(text: str, source: str) -> Preprocessor | WindowTransform
         text: Content of ``preparation.json``.
         source: Name of the file in errors.
 
+    Returns:
+        The preprocessor.
+
     Raises:
         UsageError: If the text is damaged.
     """

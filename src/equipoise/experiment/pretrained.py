@@ -138,6 +138,9 @@ def card_text(
         decision: Scores with intervals, if the run has some.
         license: Licence; empty if none is stated.
         has_global: Whether the folder has a global model.
+
+    Returns:
+        The text, in Markdown.
     """
     named = "; the others did not agree to be named" if card.clients else ", which are not named"
     models = ["one global model"] if has_global else []
@@ -253,6 +256,9 @@ def load_predictor(folder: Path, client: str | None) -> Predictor:
     Args:
         folder: The folder.
         client: Client of a personal model; None for the global model.
+
+    Returns:
+        The model, which takes raw rows.
 
     Raises:
         UsageError: If there is no such model, or a file does not fit.

@@ -186,7 +186,17 @@ class ResampledScores:
     def difference(
         self, model: str, other: str, sites: NDArray[np.bool_], weighted: bool
     ) -> Estimate:
-        """Return the paired difference of two models' means over sites, ``model - other``."""
+        """Return the paired difference of two models' means over sites, ``model - other``.
+
+        Args:
+            model: One model.
+            other: The model that it is compared with.
+            sites: Mask `[S]` of the sites that count.
+            weighted: Whether sites count by their rows instead of equally.
+
+        Returns:
+            The difference with its interval.
+        """
         ours = self._means(model, sites, weighted)
         return estimate(ours - self._means(other, sites, weighted))
 
@@ -194,6 +204,11 @@ class ResampledScores:
         """Return the standard error of a paired difference in which every row counts alike.
 
         It is the standard deviation over the bootstrap samples; NaN if no site is known.
+
+        Args:
+            model: One model.
+            other: The model that it is compared with.
+            sites: Mask `[S]` of the sites that count.
         """
         differences = self._means(model, sites, True) - self._means(other, sites, True)
         return float(differences[1:].std())
@@ -360,7 +375,14 @@ def _sample_scores(
 
 
 def site_scores(rows: RowOutputs, objective: Objective, model: str, metric: str) -> Tensor:
-    """Score one model at each site ``[S]``; NaN where the score is undefined."""
+    """Score one model at each site ``[S]``; NaN where the score is undefined.
+
+    Args:
+        rows: Outputs of all models on all rows.
+        objective: Loss and metrics.
+        model: The model.
+        metric: The metric.
+    """
     outputs = rows.outputs[model]
     scores = torch.full((len(rows.sites),), torch.nan, dtype=torch.float64)
     for site in range(len(rows.sites)):
@@ -372,7 +394,16 @@ def site_scores(rows: RowOutputs, objective: Objective, model: str, metric: str)
 
 
 def only_class(rows: RowOutputs, target: Target, model: str) -> str:
-    """Return the class that a model predicts for every row, though rows have several classes."""
+    """Return the class that a model predicts for every row, though rows have several classes.
+
+    Args:
+        rows: Outputs of all models on all rows.
+        target: What is predicted.
+        model: The model.
+
+    Returns:
+        Name of the class; empty if several are predicted or all rows have one class.
+    """
     outputs = rows.outputs[model]
     if target.kind != "classification" or len(torch.unique(rows.y)) < 2:
         return ""

@@ -508,7 +508,11 @@ class RunSession:
         )
 
     def restore(self) -> None:
-        """Load the last checkpoint."""
+        """Load the last checkpoint.
+
+        Raises:
+            UsageError: If log and checkpoint do not fit together.
+        """
         self.best_params, meta = self.checkpoint.load()
         self.records = self.folder.records(meta["round"])
         if len(self.records) < meta["round"]:

@@ -22,6 +22,9 @@ def threads(count: int) -> Iterator[None]:
 
     Args:
         count: Threads of one tensor operation.
+
+    Returns:
+        The context.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -66,6 +66,9 @@ class RunModels:
             folder: Folder of the run.
             settings: Options of a run whose task was made in Python.
 
+        Returns:
+            The models.
+
         Raises:
             UsageError: If the folder holds no finished run with models.
         """
@@ -264,12 +267,30 @@ class SiteModels:
         return self.card.clients[client] if self.card.clients else str(client)
 
     def outputs(self, model: str, client: int | None, rows: object) -> Tensor:
-        """Return what a kind of model says about raw rows, averaged over the members."""
+        """Return what a kind of model says about raw rows, averaged over the members.
+
+        Args:
+            model: Kind of model: global, personal or local.
+            client: Number of the client; None for the global model.
+            rows: Raw rows, as a table or arrays.
+
+        Returns:
+            Outputs `[n, ...]`.
+        """
         inputs = [member.inputs(rows, client) for member in self.members]
         return self.outputs_of_inputs(model, client, inputs)
 
     def outputs_of_inputs(self, model: str, client: int | None, inputs: Sequence[Tensor]) -> Tensor:
-        """Return what a kind of model says about inputs of each member, averaged over them."""
+        """Return what a kind of model says about inputs of each member, averaged over them.
+
+        Args:
+            model: Kind of model: global, personal or local.
+            client: Number of the client; None for the global model.
+            inputs: The same rows, as each member's preparation encodes them.
+
+        Returns:
+            Outputs `[n, ...]`.
+        """
         parts = [
             member.outputs(model, client, x) for member, x in zip(self.members, inputs, strict=True)
         ]
@@ -278,7 +299,14 @@ class SiteModels:
     def probability(
         self, model: str, client: int | None, rows: object, horizon: float
     ) -> NDArray[np.float64]:
-        """Return the probability of the event by a horizon ``[n]``, the mean over the members."""
+        """Return the probability of the event by a horizon ``[n]``, the mean over the members.
+
+        Args:
+            model: Kind of model: global, personal or local.
+            client: Number of the client; None for the global model.
+            rows: Raw rows, as a table or arrays.
+            horizon: The time up to which the event counts.
+        """
         parts = [
             member.probability(
                 model, client, member.outputs(model, client, member.inputs(rows, client)), horizon
@@ -360,7 +388,17 @@ def find_models(path: Path) -> Path:
 
 
 def read_choice(path: Path) -> Choice:
-    """Read ``choice.json``; raise ``UsageError`` if it is damaged."""
+    """Read ``choice.json``; raise ``UsageError`` if it is damaged.
+
+    Args:
+        path: The folder of the choice.
+
+    Returns:
+        The choice.
+
+    Raises:
+        UsageError: If the file is missing or damaged.
+    """
     file = CheckedFolder(path).file(CHOICE_FILE)
     if not file.exists():
         raise UsageError(f"'{path}' holds no choice: make one with 'equipoise choose'")

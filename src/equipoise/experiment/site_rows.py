@@ -56,6 +56,9 @@ class RowSelection:
             client: The site of all rows, by name or number; None for no site.
             client_column: Column that names the site of each row; may be empty.
 
+        Returns:
+            The selection.
+
         Raises:
             UsageError: If there is no such file or site, or the two contradict each other.
         """
@@ -209,7 +212,14 @@ class LabelledRows:
 
 
 def refuse_other_data(models: SiteModels) -> None:
-    """Raise ``UsageError`` for models of images, texts or recordings, which have no columns."""
+    """Raise ``UsageError`` for models of images, texts or recordings, which have no columns.
+
+    Args:
+        models: Models of a run or of a choice.
+
+    Raises:
+        UsageError: If they are of images, texts or recordings, which have no columns.
+    """
     if not isinstance(models.members[0].predictor.preprocessor, Preprocessor):
         raise UsageError(f"'{models.path}' is no run on tables: only rows of tables can be given")
 
@@ -223,6 +233,9 @@ def select_labelled(
         models: The models.
         selection: All rows.
         dropped: Further columns that are no inputs.
+
+    Returns:
+        The rows, with their targets and sites.
 
     Raises:
         UsageError: If the models are not of tables, no row has a target, or rows are of other
@@ -267,7 +280,15 @@ def _refuse_other_sites(models: SiteModels, table: Table, client: int) -> None:
 
 
 def column_texts(table: Table, column: str) -> list[str]:
-    """Return the cells of a column as they were written."""
+    """Return the cells of a column as they were written.
+
+    Args:
+        table: The rows.
+        column: Name of the column.
+
+    Raises:
+        UsageError: If there is no such column.
+    """
     if column not in table.columns:
         raise UsageError(
             f"the rows have no column '{column}'{did_you_mean(column, table.columns)}: see --id"

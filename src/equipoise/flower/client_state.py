@@ -200,7 +200,13 @@ class RevealedUpdates:
             )
 
     def record(self, run: str, round: int, digest: str) -> None:
-        """Write down an update before it leaves, masked."""
+        """Write down an update before it leaves, masked.
+
+        Args:
+            run: Id of the run.
+            round: The round of the update.
+            digest: Digest of the update.
+        """
         last_rounds, digests = self._read()
         last_rounds[run] = round
         table = {"last_rounds": last_rounds, "digests": [*digests, digest]}

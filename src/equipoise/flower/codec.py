@@ -155,6 +155,9 @@ def read_numbers(metadata: Metadata, part: str, names: Iterable[str]) -> dict[st
         part: Name of the table.
         names: Names that it must have, and no others.
 
+    Returns:
+        The numbers by name.
+
     Raises:
         InvalidMessage: If names differ, or a value is no number.
     """
@@ -170,6 +173,14 @@ def read_numbers(metadata: Metadata, part: str, names: Iterable[str]) -> dict[st
 
 def read_int(metadata: Metadata, name: str, minimum: int) -> int:
     """Read an integer from metadata.
+
+    Args:
+        metadata: Metadata of a message.
+        name: Name of the entry.
+        minimum: The smallest allowed value.
+
+    Returns:
+        The integer.
 
     Raises:
         InvalidMessage: If it is missing, no integer, or below ``minimum``.

@@ -133,7 +133,7 @@ class GuestNode:
         """Score the global model on this node's test rows."""
         models = RunModels.read(folder)
         target = models.card.target
-        x, y = _labelled_rows(self._data, models, "test", self.settings)
+        x, y = _labelled_rows(self._data, models, "test")
         output = models.outputs(GLOBAL, None, x)
         objective = objective_of(target)
         values = objective.score(output[None], y[None], None, objective.metric_names)
@@ -155,7 +155,7 @@ class GuestNode:
         if isinstance(models.predictor.preprocessor, Preprocessor):
             rows = _table(self._data, "train")
         else:
-            rows = _labelled_rows(self._data, models, "train", self.settings)
+            rows = _labelled_rows(self._data, models, "train")
         name = self.config.name or f"client {self.config.client}"
         out = disk.path / ADAPTED_FOLDER
         adapted = adapt_folder(disk.path, rows, out, name, overwrite=True)
@@ -233,9 +233,7 @@ def _table(folder: Path, split: str) -> Table:
     return table
 
 
-def _labelled_rows(
-    folder: Path, models: RunModels, split: str, settings: ExperimentConfig
-) -> tuple[Tensor, Tensor]:
+def _labelled_rows(folder: Path, models: RunModels, split: str) -> tuple[Tensor, Tensor]:
     """Read rows of this node as inputs ``[n, features]`` and targets ``[n, ...]``."""
     preprocessor = models.predictor.preprocessor
     if not isinstance(preprocessor, Preprocessor):

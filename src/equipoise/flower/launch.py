@@ -152,6 +152,9 @@ class FlowerCli:
             refusal: What the SuperLink did not do if the command fails, for the error message.
             *command: The command.
 
+        Returns:
+            The object.
+
         Raises:
             UsageError: If the command fails.
         """

@@ -394,7 +394,16 @@ def encode_error(error: Exception) -> bytes:
 
 
 def encode_message(message: ServerMessage, blocks: Blocks, metadata: Metadata) -> bytes:
-    """Encode one client's message, with only the blocks and rows that are sent to this client."""
+    """Encode one client's message, with only the blocks and rows that are sent to this client.
+
+    Args:
+        message: The message to one client.
+        blocks: Blocks of the model.
+        metadata: Entries that are sent beside the tensors.
+
+    Returns:
+        The bytes to send.
+    """
     sent = {block: bool(value) for block, value in message.sent_blocks.items()}
     params = {
         name: message.params[name]
@@ -459,6 +468,9 @@ def decode_message(
         model: The model at the start of the run.
         blocks: Blocks of the model.
         local_params: The client's model of its last accepted round; None if it has none.
+
+    Returns:
+        The message, with whole parameters.
 
     Raises:
         InvalidMessage: If the message does not fit the model, or needs a model that was lost.

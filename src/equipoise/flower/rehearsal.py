@@ -59,7 +59,11 @@ class RehearsalConfig:
     """Folder for logs and the run; a temporary one if empty."""
 
     def check(self) -> None:
-        """Raise ``UsageError`` if an option is wrong, or this machine cannot rehearse."""
+        """Raise ``UsageError`` if an option is wrong, or this machine cannot rehearse.
+
+        Raises:
+            UsageError: If an option is wrong, or this machine cannot rehearse.
+        """
         if not 2 <= self.nodes <= 20:
             raise UsageError(f"nodes is {self.nodes}: must be from 2 to 20")
         if not self.minutes > 0:
@@ -421,7 +425,14 @@ class Stage:
         return f"resumed after round {last}; round {record.round} was complete"
 
     def verify(self) -> str:
-        """Check the log of the whole run: no round is missing or there twice."""
+        """Check the log of the whole run: no round is missing or there twice.
+
+        Returns:
+            A line for the report.
+
+        Raises:
+            UsageError: If a round is missing or there twice.
+        """
         rounds = [record.round for record in self._records()]
         if rounds != list(range(1, len(rounds) + 1)):
             raise UsageError(f"the log of rounds has gaps: {rounds}")

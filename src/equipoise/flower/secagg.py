@@ -447,8 +447,7 @@ def _parse_all_keys(metadata: Metadata, max_clients: int | None) -> dict[int, Pu
         if len(metadata["keys"]) > limit:
             raise InvalidMessage(
                 f"{len(metadata['keys'])} clients are in the secure sum, this client's owner "
-                "allows "
-                f"{limit} (max-clients)"
+                f"allows {limit} (max-clients)"
             )
         return {int(client): _parse_keys(pair) for client, pair in metadata["keys"].items()}
     except (KeyError, AttributeError, ValueError, TypeError) as error:

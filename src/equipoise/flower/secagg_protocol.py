@@ -267,7 +267,13 @@ def unmask(
 
 
 def prg(seed: bytes, round_id: str, count: int) -> Words:
-    """Return ``count`` pseudorandom words of a seed (ChaCha20)."""
+    """Return ``count`` pseudorandom words of a seed (ChaCha20).
+
+    Args:
+        seed: Secret of one client or of two.
+        round_id: Id of the round; another round has other words.
+        count: Number of words.
+    """
     cipher = Cipher(algorithms.ChaCha20(_derive(seed, f"{round_id} stream"), bytes(16)), mode=None)
     return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), np.uint64)
 

@@ -146,7 +146,18 @@ class DeployedRun:
     def make_executor(
         self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> RemoteExecutor:
-        """Make the executor that sends requests over the grid."""
+        """Make the executor that sends requests over the grid.
+
+        Args:
+            method: Method of the run.
+            task: Task of the run.
+            training: Settings of local training.
+            seed: Seed of the run.
+            rounds: Number of rounds of the run.
+
+        Returns:
+            The executor.
+        """
         make: Callable[..., RemoteExecutor] = RemoteExecutor
         if self.settings.timing.carries_stale_updates:
             make = partial(AsyncRemoteExecutor, timing=self.settings.timing)

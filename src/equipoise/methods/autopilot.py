@@ -201,7 +201,13 @@ def loss_scale(loss: Tensor, first_loss: Tensor) -> Tensor:
 
 
 def next_amplification(c: Tensor, has_fallen: bool, has_risen: bool) -> Tensor:
-    """Return c, times sqrt(2) after a clear fall of validation loss, halved after a rise."""
+    """Return c, times sqrt(2) after a clear fall of validation loss, halved after a rise.
+
+    Args:
+        c: The amplification so far; 0 before it is first set.
+        has_fallen: Whether the validation loss has clearly fallen.
+        has_risen: Whether it has clearly risen.
+    """
     factor = 1.0
     if has_risen:
         factor = 0.5
@@ -239,7 +245,13 @@ def sampling_noise(losses: Tensor, num_clients: int) -> Tensor:
 
 
 def significantly_higher(val: Tensor, earlier: Tensor, margin: Tensor) -> bool:
-    """Return whether a validation loss is above an earlier one by more than a log margin."""
+    """Return whether a validation loss is above an earlier one by more than a log margin.
+
+    Args:
+        val: Validation loss of this round.
+        earlier: An earlier validation loss.
+        margin: How far above it must be, in logarithms.
+    """
     return bool(val > earlier * margin.exp())
 
 
@@ -354,7 +366,13 @@ def amplified_momentum(
 
 
 def amplification_factors(mean_sq_change: Tensor, target: Tensor, exponent: float) -> Tensor:
-    """Return max(1, wanted / q)^exponent for each coordinate of a layer, with the base <= 100."""
+    """Return max(1, wanted / q)^exponent for each coordinate of a layer, with the base <= 100.
+
+    Args:
+        mean_sq_change: Mean squared change q of each coordinate over clients.
+        target: The value `wanted` up to which a coordinate is amplified.
+        exponent: Exponent c of the amplification.
+    """
     q = mean_sq_change.sqrt() + RMS_FLOOR_SHARE * mean_sq_change.mean().sqrt() + TINY
     return (target / q).clamp(1.0, MAX_COORDINATE_FACTOR) ** exponent
 
@@ -422,7 +440,13 @@ def measure_received_model(client: Client) -> State:
 
 
 def trial_losses(client: Client, epochs: Tensor, rates: Tensor) -> Tensor:
-    """Return the losses `[3]` after training from the received model at each rate."""
+    """Return the losses `[3]` after training from the received model at each rate.
+
+    Args:
+        client: The client.
+        epochs: Epochs of each trial, a scalar.
+        rates: The three learning rates.
+    """
     losses = [
         validation_loss(client, client.fit(client.start, hparams=LocalHParams(epochs, rate)))
         for rate in rates
@@ -475,8 +499,7 @@ class Autopilot(Method):
         if type(task).grad_sq_norm is Task.grad_sq_norm:
             raise UsageError(
                 f"{self.name} measures gradients, and task '{task.info.name}' has none: "
-                "choose another "
-                "method"
+                "choose another method"
             )
 
     # ------------------------------------------------------------------ client

@@ -61,8 +61,7 @@ class DapFL(Method):
         if not task.has_split("val"):
             raise UsageError(
                 f"dapfl rewards its agents on validation data, and task '{task.info.name}' "
-                "has none: "
-                "set val_share"
+                "has none: set val_share"
             )
 
     @property

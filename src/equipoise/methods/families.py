@@ -43,7 +43,13 @@ class Family(Enum):
     OTHER = "", "Others", "methods that name no family"
 
     def __init__(self, key: str, title: str, advice: str) -> None:
-        """Create a family with its title and its advice."""
+        """Create a family with its title and its advice.
+
+        Args:
+            key: Name in code.
+            title: Title for people.
+            advice: When to choose a method of the family.
+        """
         self.key = key
         self.title = title
         self.advice = advice

@@ -28,6 +28,9 @@ def trees(shape: tuple[int, ...], outputs: int) -> nn.Module:
     Args:
         shape: Shape of a sample.
         outputs: Number of outputs.
+
+    Returns:
+        The ensemble.
     """
     from equipoise.trees.config import TreeOptions
     from equipoise.trees.ensemble import TreeEnsemble, empty_params

@@ -15,6 +15,9 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
     Args:
         shape: Shape of a sample; images are flattened.
         classes: Number of outputs.
+
+    Returns:
+        The network.
     """
     layer = nn.Linear(math.prod(shape), classes)
     nn.init.zeros_(layer.weight)
@@ -28,6 +31,9 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     Args:
         shape: Shape of a sample; images are flattened.
         classes: Number of outputs.
+
+    Returns:
+        The network.
     """
     flatten: list[nn.Module] = [] if len(shape) == 1 else [nn.Flatten()]
     return nn.Sequential(

@@ -54,6 +54,9 @@ class LoraConfig(Options):
         Args:
             text: Such as ``rank=8 targets=*.query,*.value``.
 
+        Returns:
+            The options.
+
         Raises:
             UsageError: If an option is unknown or its value is not allowed.
         """
@@ -84,7 +87,13 @@ class LowRankFactors(nn.Module):
     """The factors A and B of one adapter; B starts at zero, so the model starts as its base."""
 
     def __init__(self, a_shape: tuple[int, ...], b_shape: tuple[int, ...], like: Tensor) -> None:
-        """Create A at random and B at zero."""
+        """Create A at random and B at zero.
+
+        Args:
+            a_shape: Shape of A.
+            b_shape: Shape of B.
+            like: The frozen weight, whose type and device the factors have.
+        """
         super().__init__()
         self.A = nn.Parameter(like.new_empty(a_shape))
         self.B = nn.Parameter(like.new_zeros(b_shape))

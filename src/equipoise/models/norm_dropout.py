@@ -118,7 +118,13 @@ class Dropout(nn.Module):
     key: Tensor
 
     def __init__(self, p: float, channels: bool, position: int) -> None:
-        """Create a layer that drops values, or whole channels."""
+        """Create a layer that drops values, or whole channels.
+
+        Args:
+            p: Probability of dropping a value.
+            channels: Whether whole channels are dropped.
+            position: Number of the layer in the network, which its draws depend on.
+        """
         super().__init__()
         self.p = p
         self.channels = channels

@@ -74,5 +74,11 @@ def cost_to_reach(
 
 
 def target_of(best: float, share: float, higher: bool) -> float:
-    """Return the target: ``best * share``, or ``best / share`` if lower is better."""
+    """Return the target: ``best * share``, or ``best / share`` if lower is better.
+
+    Args:
+        best: The best score of all methods.
+        share: The share of it that counts as reached.
+        higher: Whether higher scores are better.
+    """
     return best * share if higher else best / share

@@ -207,6 +207,9 @@ def parts_over_rounds(
         by_round: Counts ``[rounds, parts]``. Rounds without counts are left out.
         last_round: Number of the last round.
         parts: Names of the parts.
+
+    Returns:
+        The figure.
     """
     has_counts = by_round.sum(1) > 0
     rounds = 1 + np.arange(len(by_round)) * last_round // len(by_round)
@@ -253,6 +256,9 @@ def parts_by_evenness(
         by_client: Counts ``[clients, parts]``.
         labels: Columns of `labels.csv`; None is returned if it is empty.
         parts: Names of the parts.
+
+    Returns:
+        The figure; None without label counts.
     """
     if not labels:
         return None

@@ -197,6 +197,9 @@ def render_page(
         subtitle: What the page is about.
         sections: Its sections.
         figures: Their figures by id.
+
+    Returns:
+        The page as HTML.
     """
     from equipoise.report.html import plotly_script, template_environment
 

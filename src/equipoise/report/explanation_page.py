@@ -190,7 +190,16 @@ def importance_figure(explanation: Explanation) -> Figure:
 def dependence_figure(
     explanation: Explanation, dependence: PartialDependence, output: int
 ) -> Figure:
-    """Draw the mean prediction by the value of one input, over all rows and at each site."""
+    """Draw the mean prediction by the value of one input, over all rows and at each site.
+
+    Args:
+        explanation: The explanation, for units and names.
+        dependence: Predictions by the value of one input.
+        output: Which output of the model is drawn.
+
+    Returns:
+        The figure.
+    """
     x = _grid_labels(dependence)
     rows = {site.site: site.rows or 0 for site in explanation.sites}
     largest = sorted(dependence.sites, key=lambda site: -rows.get(site, 0))[:MAX_SITE_LINES]

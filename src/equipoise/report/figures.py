@@ -177,7 +177,17 @@ def _transparent(hex_color: str, opacity: float) -> str:
 
 
 def figure(traces: Sequence[Trace], x_title: str, y_title: str, **layout: Any) -> Figure:
-    """Make a figure. Colours of text and grid follow the theme of the page."""
+    """Make a figure. Colours of text and grid follow the theme of the page.
+
+    Args:
+        traces: Curves, bars or points.
+        x_title: Title of the horizontal axis.
+        y_title: Title of the vertical axis.
+        **layout: Entries of Plotly's layout, which replace the usual ones.
+
+    Returns:
+        The figure.
+    """
     x_axis = layout.pop("xaxis", {})
     y_axis = layout.pop("yaxis", {})
     axes = {
@@ -236,7 +246,16 @@ def _utility(run: RunData, side: str) -> dict[int, float]:
 def score_of_methods(
     groups: Sequence[RunGroup], display: MetricDisplay, name: str
 ) -> Figure | None:
-    """Draw one score of several methods over rounds."""
+    """Draw one score of several methods over rounds.
+
+    Args:
+        groups: Runs by method.
+        display: Name and unit of the metric.
+        name: Which of the four evaluations.
+
+    Returns:
+        The figure; None if no run has this score.
+    """
     traces = group_lines(groups, lambda run: run.scores_by_round(name), **display.line_options)
     return figure(traces, "round", display.label, yaxis=display.axis) if traces else None
 

@@ -148,7 +148,11 @@ def run_command(config: Config) -> str:
 
 @cache
 def template_environment() -> Environment:
-    """Return the Jinja environment of all pages. It escapes whatever a template inserts."""
+    """Return the Jinja environment of all pages. It escapes whatever a template inserts.
+
+    Raises:
+        UsageError: If Jinja2 is not installed.
+    """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -161,7 +165,11 @@ def template_environment() -> Environment:
 
 @cache
 def plotly_script() -> str:
-    """Return Plotly's own script, compressed to a third of its size; the browser unpacks it."""
+    """Return Plotly's own script, compressed to a third of its size; the browser unpacks it.
+
+    Raises:
+        UsageError: If Plotly is not installed.
+    """
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

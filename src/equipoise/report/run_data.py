@@ -230,7 +230,14 @@ def method_folder_name(method: str) -> str:
 
 @contextlib.contextmanager
 def explain_damaged_files(path: Path) -> Iterator[None]:
-    """Turn errors that a truncated or edited file causes into a `UsageError`."""
+    """Turn errors that a truncated or edited file causes into a `UsageError`.
+
+    Args:
+        path: The folder of the run.
+
+    Raises:
+        UsageError: If a file is damaged.
+    """
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -359,6 +359,9 @@ def results_markdown(
         columns: Columns of the table.
         command: Command that made the results.
         notes: Sentences to put below the table.
+
+    Returns:
+        The table.
     """
     lines = [f"# {title}", "", f"`{command}`", "", "Mean ± standard deviation over seeds.", ""]
     lines.append("| method | " + " | ".join(column.title for column in columns) + " |")

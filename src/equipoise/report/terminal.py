@@ -65,6 +65,9 @@ def sparkline(values: Sequence[float], max_width: int) -> str:
     Args:
         values: The values in order.
         max_width: Largest number of characters; neighbouring values are averaged to fit.
+
+    Returns:
+        One character per point.
     """
     if not values or max_width < 1:
         return ""
@@ -117,6 +120,9 @@ def fit_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], wi
         head: Titles of the columns.
         rows: Texts. The first column names the row and is repeated in every table.
         width: Characters per line.
+
+    Returns:
+        The table, or its parts one below the other.
     """
     columns = list(zip(head, *rows, strict=True))
     available = width - max(map(cell_len, columns[0])) - COLUMN_GAP - 1

@@ -103,7 +103,13 @@ class TensorBoardTracker:
     """Event files in the run folder: ``tensorboard --logdir runs`` shows all runs below it."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
-        """Start a run of the tracker, or go on with a known one."""
+        """Start a run of the tracker, or go on with a known one.
+
+        Args:
+            out: Folder of the run.
+            config: Options of the run.
+            known_id: Id of the tracker's run to go on with; None for a new one.
+        """
         self.id = "tensorboard"
         writer = _import("torch.utils.tensorboard.writer")
         self._writer = writer.SummaryWriter(str(out / "tensorboard"))
@@ -126,7 +132,13 @@ class MLflowTracker:
     """A run in the store of MLFLOW_TRACKING_URI, or else in ``mlflow.db`` of the current folder."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
-        """Start a run of the tracker, or go on with a known one."""
+        """Start a run of the tracker, or go on with a known one.
+
+        Args:
+            out: Folder of the run.
+            config: Options of the run.
+            known_id: Id of the tracker's run to go on with; None for a new one.
+        """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # A server that is away must not hold up rounds.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -172,7 +184,13 @@ class WandbTracker:
     """An offline run in the run folder, for ``wandb sync``; WANDB_MODE=online sends it at once."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
-        """Start a run of the tracker, or go on with a known one."""
+        """Start a run of the tracker, or go on with a known one.
+
+        Args:
+            out: Folder of the run.
+            config: Options of the run.
+            known_id: Id of the tracker's run to go on with; None for a new one.
+        """
         mode = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing leaves the machine
@@ -210,7 +228,13 @@ class TrackioTracker:
     """A run of the project ``equipoise`` in TRACKIO_DIR, on this machine alone."""
 
     def __init__(self, out: Path, config: Config, known_id: str | None) -> None:
-        """Start a run of the tracker, or go on with a known one."""
+        """Start a run of the tracker, or go on with a known one.
+
+        Args:
+            out: Folder of the run.
+            config: Options of the run.
+            known_id: Id of the tracker's run to go on with; None for a new one.
+        """
         self._trackio = _import("trackio")
         self.id = known_id or f"{out}-{uuid.uuid4().hex[:6]}"
         with contextlib.redirect_stdout(None):

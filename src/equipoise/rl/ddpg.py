@@ -89,7 +89,13 @@ class AgentState(TypedDict):
 
 
 def init_draws(config: Config, state_dim: int, action_dim: int) -> int:
-    """Return how many uniform numbers `init` needs."""
+    """Return how many uniform numbers `init` needs.
+
+    Args:
+        config: Hyper-parameters.
+        state_dim: Dimension of the state.
+        action_dim: Dimension of the action.
+    """
     actor_shapes = _actor_shapes(config, state_dim, action_dim)
     critic_shapes = _critic_shapes(config, state_dim, action_dim)
     return num_params(actor_shapes) + num_params(critic_shapes)
@@ -163,7 +169,13 @@ def apply_policy(config: Config, policy: Params, state: Tensor, action_dim: int)
 
 
 def greedy_action(config: Config, agent: AgentState, state: Tensor) -> Tensor:
-    """Return mu(s), the action without noise."""
+    """Return mu(s), the action without noise.
+
+    Args:
+        config: Hyper-parameters.
+        agent: The agent.
+        state: The state s.
+    """
     return apply_policy(config, export_policy(config, agent), state, agent["noise"].shape[-1])
 
 

@@ -133,7 +133,13 @@ def standardise(agent: State, states: Tensor) -> Tensor:
 
 
 def values(config: Config, agent: State, states: Tensor) -> Tensor:
-    """Return Q(s, .) `[N, actions]` of states `[N, features]` that are not standardised."""
+    """Return Q(s, .) `[N, actions]` of states `[N, features]` that are not standardised.
+
+    Args:
+        config: Hyper-parameters.
+        agent: The agent.
+        states: The states.
+    """
     return _q(unflatten(agent["net"], config.shapes), standardise(agent, states))
 
 

@@ -36,8 +36,7 @@ class RunConfig(Options):
     selection: str = option(
         "uniform",
         "who is asked: uniform, size, loss (power of choice), oort (utility and speed), fair, "
-        "learned, or your own as "
-        "module:Class or file.py:Class",
+        "learned, or your own as module:Class or file.py:Class",
     )
     executor: str = option(
         "auto",
@@ -53,8 +52,7 @@ class RunConfig(Options):
     robust: str = option(
         "",
         "rule that hostile clients cannot move far: bound:L, adaptive:M, median, trimmed:S, "
-        "geometric, krum:S, "
-        "multikrum:S, centred:M or trust",
+        "geometric, krum:S, multikrum:S, centred:M or trust",
     )
     secure: bool = option(
         False,

@@ -104,6 +104,9 @@ class UpdateDiagnostics:
             ids: The clients `[R]`.
             reply: The replies, stacked `[R, ...]`.
             memory: What the method's checks remember of earlier rounds.
+
+        Returns:
+            The diagnostics, `[R]`.
         """
         sent = message.params
         update = reply.update
@@ -282,37 +285,37 @@ class AcceptedReplies:
         last = self._summed
         if last is not None and last[0] is weights and last[1] is self.factors:
             return last[2]
-        run = self.aggregation
+        aggregation = self.aggregation
         shrinks = bool((self.factors < 1).any())
         request = SumRequest(
-            run.method,
-            run.sent_params,
+            aggregation.method,
+            aggregation.sent_params,
             self.accepted,
             weights,
             self.factors if shrinks else None,
         )
-        sums = run.results.partial_sums(request, run.chunks)
+        sums = aggregation.results.partial_sums(request, aggregation.chunks)
         self._summed = weights, self.factors, sums
         return sums
 
-    def limit(self, after: Server, by: Tensor) -> None:
+    def limit(self, after: Server, factors: Tensor) -> None:
         """Let clients count less.
 
         Args:
             after: The server, which logs whose influence was limited.
-            by: Factors `[K]`, at most 1.
+            factors: Factors `[K]`, at most 1, of the clients' influence.
         """
-        if not bool((by < 1).any()):
+        if not bool((factors < 1).any()):
             return
         method = self.aggregation.method
-        log_shrunk(after, self.ids, by)
+        log_shrunk(after, self.ids, factors)
         if "partial_sums" not in method.overridden_hooks:
-            self.weights = scale_weights(self.weights, by)
+            self.weights = scale_weights(self.weights, factors)
             return
         # Other sums than the mean have no weights: what is summed is shrunk.
-        self.factors = self.factors * by
+        self.factors = self.factors * factors
         if not method.capabilities.aggregates_by_sum:
-            self.updates = shrink_update(self.updates, self.aggregation.sent_params, by)
+            self.updates = shrink_update(self.updates, self.aggregation.sent_params, factors)
 
     def influence_limits(self, influence_ratio: float) -> Tensor:
         """Return factors `[K]` that bound weight times norm relative to the cohort."""
@@ -341,25 +344,28 @@ class AcceptedReplies:
 
         All are 1 for a method whose sums have no mean.
         """
-        run = self.aggregation
+        aggregation = self.aggregation
         norms = self.norms * self.factors
         weights = reference_weights(largest_weights(self.weights), norms)
-        by_sum = run.method.capabilities.aggregates_by_sum
+        by_sum = aggregation.method.capabilities.aggregates_by_sum
         if by_sum:
             mean = self.sum_updates(weights).get("mean")
         else:
             mean = weighted_mean(self.updates.params, weights)
         if mean is None:
             return torch.ones_like(self.factors)
-        change = mean_change(run.sent_params, mean, weights)
+        change = mean_change(aggregation.sent_params, mean, weights)
         mean_norm = float(torch.stack([value.double().norm() for value in change.values()]).norm())
         shares = weights.double() / weights.double().sum()
         if not may_oppose(shares, norms, mean_norm):
             return torch.ones_like(self.factors)
         if by_sum:
-            dots = run.results.update_dots(run.sent_params, change, self.accepted) * self.factors
+            dots = (
+                aggregation.results.update_dots(aggregation.sent_params, change, self.accepted)
+                * self.factors
+            )
         else:
-            dots = update_dots(run.sent_params, self.updates.params, change)
+            dots = update_dots(aggregation.sent_params, self.updates.params, change)
         return opposition_factors(shares, norms, dots, mean_norm)
 
 
@@ -444,7 +450,7 @@ def _params_are_bounded(before: Params, after: Params) -> bool:
 
 
 def _describe(failure: str | Exception) -> str:
-    """Return the words for a failure."""
+    """Return the text of a failure for the log."""
     if isinstance(failure, str):
         return failure
     return f"{type(failure).__name__}: {failure}"[:200]
@@ -479,6 +485,9 @@ def mean_change(before: Params, mean: Params, weights: Tensor) -> Params:
         before: The model before training.
         mean: The weighted sum of the trained models.
         weights: The weights `[K]`, not negative; not all 0.
+
+    Returns:
+        The change of each floating-point parameter.
     """
     total = weights.sum()
     return {
@@ -594,9 +603,9 @@ def rows_are_finite(tree: object, clients: int, checked: Iterable[int] = ()) -> 
     for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())
-            if value.stride(0) == 0:  # one tensor of all clients
-                value = value[:1]
-            rows = value.reshape(len(value), -1)
+            is_shared = value.stride(0) == 0  # one tensor of all clients
+            rows = value[:1] if is_shared else value
+            rows = rows.reshape(len(rows), -1)
             row_is_finite = torch.isfinite(rows.sum(1))
             # A sum of large finite numbers may overflow: look at each number then.
             is_finite &= row_is_finite if bool(row_is_finite.all()) else torch.isfinite(rows).all(1)
@@ -613,12 +622,10 @@ def _state_is_finite(before: State, after: State) -> bool:
     known = named_leaves(before)
     for path, value in named_leaves(after).items():
         if value.is_floating_point() and not bool(torch.isfinite(value.sum())):
+            is_intended = torch.isinf(value)
             old = known.get(path)
-            meant = (
-                ~torch.isfinite(old)
-                if old is not None and old.shape == value.shape
-                else torch.isinf(value)
-            )
-            if not bool((torch.isfinite(value) | meant).all()):
+            if old is not None and old.shape == value.shape:
+                is_intended = ~torch.isfinite(old)
+            if not bool((torch.isfinite(value) | is_intended).all()):
                 return False
     return True

@@ -70,7 +70,7 @@ class ClientRuntime(Client):
         self.message = message
         self.local_params = client_state.local_params
         self.state = client_state.state
-        # Both are shared with what `scoped` gives: a client has one source of data.
+        # Shared by the copies that `scoped` makes: a client has one source of data.
         self._data: dict[str, State] = {"state": client_state.data_state}
         self._step_counts = [torch.zeros_like(id)]
         self.logged = {}
@@ -126,7 +126,7 @@ class ClientRuntime(Client):
     def fit_with_moving_anchor(
         self, params: Params, proximal: ProximalTerm, **options: Any
     ) -> tuple[Params, Params]:
-        """Train as `Client.fit_with_moving_anchor` says."""
+        """Run `fit` with an anchor that moves towards the model after each batch."""
         hparams = options.pop("hparams", None) or self.hparams
         blocks = options.pop("blocks", None)
         aux = options.pop("aux", {})
@@ -263,26 +263,37 @@ class ClientRuntime(Client):
         return holds[0]
 
 
-def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) -> ClientResult:
-    """Run decisions 4b, 1, 2 and 5 of one client, and its evaluations on `splits`."""
-    c.start, c.state = method.receive(c)
-    c.hparams, c.state = method.configure_training(c)
-    c.trained, c.state = method.train(c)
-    update, c.state = method.upload(c)
+def run_client_round(
+    method: Method, client: ClientRuntime, splits: tuple[str, ...]
+) -> ClientResult:
+    """Run the hooks of one client in their order, and evaluate its models.
+
+    Args:
+        method: The method with the values of its scheduled options in this round.
+        client: The client, as its hooks see it.
+        splits: Splits of its data on which its models are evaluated.
+
+    Returns:
+        The update, the new client state, and what the log shows.
+    """
+    client.start, client.state = method.receive(client)
+    client.hparams, client.state = method.configure_training(client)
+    client.trained, client.state = method.train(client)
+    update, client.state = method.upload(client)
     # The personal model must not move the client's data source, so that is taken before it.
-    client_state = ClientState(c.trained, c.state, c.data_state)
-    steps = c.steps_taken
-    personal = method.personal_model(c)
-    models = {"received": c.start, "trained": c.trained}
-    if personal is not c.trained:
+    client_state = ClientState(client.trained, client.state, client.data_state)
+    steps = client.steps_taken
+    personal = method.personal_model(client)
+    models = {"received": client.start, "trained": client.trained}
+    if personal is not client.trained:
         client_state.personal = personal
         models["personal"] = personal
     scores = {
-        split: {name: c.evaluate(params, split) for name, params in models.items()}
+        split: {name: client.evaluate(params, split) for name, params in models.items()}
         for split in splits
     }
-    hparams = LocalHParams(c.hparams.epochs, c.hparams.lr)
-    return ClientResult(update, client_state, hparams, steps, scores, c.logged)
+    hparams = LocalHParams(client.hparams.epochs, client.hparams.lr)
+    return ClientResult(update, client_state, hparams, steps, scores, client.logged)
 
 
 # --- client code over many clients ---------------------------------------------------------------
@@ -293,8 +304,8 @@ def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) 
 # (see `utils/torch_internals.py`).
 
 
-class _Mapped(torch.autograd.Function):
-    """A primitive under `torch.func.vmap`."""
+class _VmapPrimitive(torch.autograd.Function):
+    """A call that `torch.func.vmap` hands to the batched version of the task."""
 
     @staticmethod
     def forward(call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -317,7 +328,7 @@ class _Mapped(torch.autograd.Function):
 
 
 class _Call:
-    """One call of a primitive; remembers the structure of its arguments and of its result."""
+    """One call of `call_mapped`; remembers the structure of its arguments and of its result."""
 
     def __init__(
         self, for_one: Callable[[A], object], for_stack: Callable[[A], object], arguments: A
@@ -333,14 +344,14 @@ class _Call:
         return tuple(value.view_as(value) for value in pytree.leaves(self.result))
 
 
-class _Map(threading.local):
+class _ActiveMap(threading.local):
     """The active map over clients in this thread: its vmap level and number of clients."""
 
     level: int | None = None
     clients = 0
 
 
-_MAP = _Map()
+_MAP = _ActiveMap()
 
 
 def over_clients(
@@ -448,6 +459,6 @@ def call_mapped(for_one: Callable[[A], R], for_stack: Callable[[A], R], argument
         batched: R = _add_batch_dims(results, 0, level)
         return batched
     call = _Call(for_one, for_stack, arguments)
-    outputs = _Mapped.apply(call, *pytree.leaves(arguments))  # type: ignore[no-untyped-call]
+    outputs = _VmapPrimitive.apply(call, *pytree.leaves(arguments))  # type: ignore[no-untyped-call]
     result: R = pytree.with_leaves(call.result, outputs)  # type: ignore[assignment]
     return result

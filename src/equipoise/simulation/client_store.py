@@ -19,9 +19,9 @@ from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index, leaves, map_leaves, to_dict, tree_bytes
 from equipoise.utils.serialization import align_up
 
-SHARD_BYTES = 2**26  # bytes of a file: as many clients as fit
-MAX_RESERVED_BYTES = 2**32  # bytes that are reserved at once
-FILL_ROWS = 1024  # rows that are blanked at once
+SHARD_BYTES = 2**26  # of a file; it holds as many clients as fit
+MAX_RESERVED_BYTES = 2**32  # reserved at once: a system may refuse more
+MAX_FILLED_ROWS = 1024  # filled with missing values at once, which bounds their memory
 
 
 @dataclass
@@ -59,7 +59,7 @@ class ClientTable:
         self._memory: State = map_leaves(
             lambda value: value.new_empty((self._num_reserved, *value.shape[1:])), like
         )
-        self._aliased = False  # whether others may hold the very tensors
+        self._aliased = False  # whether a caller may hold these tensors: then a write copies them
         self._files = _ShardFiles(like, budget.folder) if self.num_in_memory < clients else None
 
     def first(self, count: int) -> State:
@@ -71,11 +71,9 @@ class ClientTable:
 
     def view(self, count: int) -> State:
         """Return the first rows, valid until the next write."""
-        return (
-            index(self._memory, slice(count))
-            if count <= self.num_in_memory
-            else self.take(torch.arange(count))
-        )
+        if count <= self.num_in_memory:
+            return index(self._memory, slice(count))
+        return self.take(torch.arange(count))
 
     def take(self, slots: Tensor) -> State:
         """Return a copy of some rows."""
@@ -99,7 +97,8 @@ class ClientTable:
             self._memory = map_leaves(lambda value: value.clone(), self._memory)
             self._aliased = False
         in_memory = slots < self.num_in_memory
-        self._reserve(int(slots[in_memory].max()) + 1 if bool(in_memory.any()) else 0)
+        if bool(in_memory.any()):
+            self._reserve(int(slots[in_memory].max()) + 1)
         if bool(in_memory.all()):
             map_leaves(lambda old, new: old.index_copy_(0, slots, new), self._memory, rows)
             return
@@ -125,18 +124,21 @@ class ClientTable:
     def fill_missing(self, first: int, last: int) -> None:
         """Fill rows `first` to `last` with missing values."""
         like = index(self._memory, slice(1)) if self.num_in_memory else self._template
-        for slots in torch.arange(first, last).split(FILL_ROWS):
+        for slots in torch.arange(first, last).split(MAX_FILLED_ROWS):
             self.write(
                 slots, map_leaves(lambda value, here=slots: missing_rows(value, len(here)), like)
             )
 
     def _reserve(self, count: int) -> None:
-        if count > self._num_reserved:
-            more = min(self.num_in_memory, max(count, 2 * self._num_reserved)) - self._num_reserved
-            self._memory = map_leaves(
-                lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._memory
-            )
-            self._num_reserved += more
+        """Make room in memory for this number of rows, at least doubling what is reserved."""
+        if count <= self._num_reserved:
+            return
+        wanted = min(self.num_in_memory, max(count, 2 * self._num_reserved))
+        num_new = wanted - self._num_reserved
+        self._memory = map_leaves(
+            lambda old: torch.cat([old, old.new_empty((num_new, *old.shape[1:]))]), self._memory
+        )
+        self._num_reserved = wanted
 
     def prefetch(self, slots: Tensor) -> None:
         """Ask the system to read these rows into memory: they are needed soon."""
@@ -148,6 +150,7 @@ class _ShardFiles:
     """One record per client in memory-mapped files, each with the same number of records."""
 
     def __init__(self, like: State, folder: Path | None) -> None:
+        """Compute the layout of a record; files are made when they are first needed."""
         self._folder = folder
         self._sizes = [value[0].nbytes for value in leaves(like)]
         self._record = sum(align_up(size) for size in self._sizes)
@@ -175,6 +178,7 @@ class _ShardFiles:
             _release_pages(shard[0])
 
     def prefetch(self, slots: Tensor) -> None:
+        """Ask the system to read these records into memory."""
         for shard, _, rows in self._by_shard(slots):
             for place in (rows * self._record).tolist():
                 start = place // mmap.PAGESIZE * mmap.PAGESIZE
@@ -229,13 +233,19 @@ def _release_pages(mapped: mmap.mmap) -> None:
 
 
 CLIENT_STATE_NAMES = ("local_params", "state", "data_state", "personal")
-# Read for all clients in every round: a few numbers each, always in memory.
+# A few numbers per client, which every round reads for all clients: always in memory.
 IN_MEMORY_NAMES = ("scores", "counts")
 STORED_NAMES = (*CLIENT_STATE_NAMES, *IN_MEMORY_NAMES)
 
 
 def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
-    """Return whether the store keeps the local models of clients."""
+    """Return whether the store keeps the local models of clients.
+
+    Args:
+        method: The method, which may need a client's previous model.
+        task: The task.
+        keep_models: Whether the run keeps them in any case.
+    """
     return method.capabilities.needs_previous_model or keep_models or not method.has_global(task)
 
 
@@ -321,9 +331,10 @@ class ClientStore:
             scores: Scores of the round's evaluation `[K]`; empty without one.
             accepted: Booleans `[K]`.
         """
-        self._scatter(
-            ids, {**to_dict(client_state), **({"scores": scores} if scores else {})}, accepted
-        )
+        trees = to_dict(client_state)
+        if scores:
+            trees["scores"] = scores
+        self._scatter(ids, trees, accepted)
 
     def rows(self, ids: Ints, names: Container[str] = STORED_NAMES) -> State:
         """Return copies of the stored rows of these clients, for some names."""
@@ -368,7 +379,13 @@ class ClientStore:
         self._tables = {}
 
     def restore(self, ids: Ints, slots: Ints, trees: State) -> None:
-        """Restore some of the clients of a checkpoint in the slots that they had."""
+        """Restore some of the clients of a checkpoint.
+
+        Args:
+            ids: The clients `[K]`.
+            slots: The slots that they had `[K]`.
+            trees: Their rows by table, stacked `[K, ...]`.
+        """
         self._id[slots] = ids
         self._slot[ids] = slots
         self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
@@ -391,11 +408,15 @@ class ClientStore:
         return self._tables[name].view(self._num_seen) if name in self._tables else {}
 
     def _read(self, name: str, slots: Tensor | None) -> State:
+        """Return the rows of a table in these slots; of all clients if None."""
         rows = self._tables[name]
         return rows.first(self._num_seen) if slots is None else rows.take(slots)
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
-        """Write the rows for which `keep` holds; a new name is missing (NaN) elsewhere."""
+        """Write the rows for which `keep` holds.
+
+        A table that is new has missing values (NaN) in the rows of all other clients.
+        """
         keeps_all = bool(keep.all())
         fills_tables = keeps_all and self._slots_unless_all(ids) is None
         self._changed[ids] = True
@@ -407,10 +428,10 @@ class ClientStore:
             if fills_tables and self._tables[name].replace(tree):
                 continue
             slots = torch.from_numpy(self.slots(ids))
-            if not keeps_all:
-                slots = slots[keep]
-                tree = index(tree, keep)
-            self._tables[name].write(slots, tree)
+            if keeps_all:
+                self._tables[name].write(slots, tree)
+            else:
+                self._tables[name].write(slots[keep], index(tree, keep))
 
     def _slots_unless_all(self, ids: Ints) -> Tensor | None:
         """Return the slots of these clients; None if they are all stored clients in order."""
@@ -438,6 +459,6 @@ class ClientStore:
             self._tables[name].fill_missing(first, self._num_seen)
 
     def _new_table(self, name: str, like: State) -> ClientTable:
-        return ClientTable(
-            like, len(self._slot), MemoryBudget() if name in IN_MEMORY_NAMES else self._budget
-        )
+        """Create a table, within the budget unless it is always in memory."""
+        budget = MemoryBudget() if name in IN_MEMORY_NAMES else self._budget
+        return ClientTable(like, len(self._slot), budget)

@@ -106,7 +106,18 @@ def select_executor(
 def auto_executor(
     method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
 ) -> Executor:
-    """Make the executor that :func:`select_executor` selects for a cohort of all clients."""
+    """Make the executor that :func:`select_executor` selects for a cohort of all clients.
+
+    Args:
+        method: Method of the run.
+        task: Task of the run.
+        training: Settings of local training.
+        seed: Seed of the run.
+        rounds: Number of rounds of the run.
+
+    Returns:
+        The executor.
+    """
     return select_executor(task, training, task.info.num_clients).make(
         method, task, training, seed, rounds
     )
@@ -137,7 +148,13 @@ def _measure(
 
 
 def seconds_per_step(task: Task, training: TrainingConfig, clients: int) -> float:
-    """Return the seconds per step and client, with this many clients computed at once."""
+    """Return the seconds per step and client, with this many clients computed at once.
+
+    Args:
+        task: Task of the run.
+        training: Settings of local training.
+        clients: Number of clients of the stack.
+    """
     ids = torch.arange(clients)
     one: Params = task.init_params(0)
     params = {name: value.expand(clients, *value.shape) for name, value in one.items()}
@@ -194,6 +211,16 @@ def to_device(task: ExperimentTask, name: str) -> ExperimentTask:
     """Move a task to a device; ``auto`` is the first CUDA device, else the processor.
 
     Processes that ``torchrun`` started take one device each.
+
+    Args:
+        task: The task.
+        name: Name of the device.
+
+    Returns:
+        The task on the device.
+
+    Raises:
+        UsageError: If there is no such device.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         raise UsageError(

@@ -99,7 +99,7 @@ class CohortResults:
     def diagnostics(
         self, method: Method, message: ServerMessage, ids: Tensor, memory: dict[str, Any]
     ) -> UpdateDiagnostics:
-        """Return the norms and the validity of the replies."""
+        """Return the norms and the validity of the replies; see `UpdateDiagnostics.compute`."""
         assert self.stack is not None
         return self.known_diagnostics or UpdateDiagnostics.compute(
             method, message, ids, self.stack, memory
@@ -120,7 +120,16 @@ class CohortResults:
         return cls(torch.arange(len(ids)), stack)
 
     def update_dots(self, global_params: Params, direction: Params, accepted: Tensor) -> Tensor:
-        """Return the inner products `[K]` of the accepted updates with a direction."""
+        """Return the inner products of the accepted updates with a direction.
+
+        Args:
+            global_params: The model that the clients were sent.
+            direction: A change of the model.
+            accepted: Mask `[R]` of the accepted replies.
+
+        Returns:
+            Inner products `[K]` in double precision.
+        """
         assert self.stack is not None
         return update_dots(global_params, self.stack.update.params, direction)[accepted]
 
@@ -130,6 +139,9 @@ class CohortResults:
         Args:
             request: Which replies are summed, and how.
             chunks: The chunks of the cohort, as slices of the clients that were asked.
+
+        Returns:
+            The sums, as the method's `partial_sums` names them.
         """
         assert self.stack is not None
         if len(chunks) == 1:
@@ -193,7 +205,16 @@ class Executor(ABC):
         """Run one round of these clients; results hold their states after the round."""
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
-        """Return the stacked states of clients before their first round."""
+        """Return the states of clients before their first round; see `init_client_states`.
+
+        Args:
+            ids: The clients `[K]`.
+            initial: The initial model.
+            keeps_local: Whether each client holds a copy of it.
+
+        Returns:
+            The states, stacked `[K, ...]`.
+        """
         return init_client_states(self.method, self.task, ids, initial, keeps_local)
 
     def prefetch(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
@@ -367,7 +388,16 @@ class Stacked(InProcessExecutor):
 
 
 def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> dict[str, Params]:
-    """Return scores of one model on the server's test and validation (public) sets."""
+    """Evaluate one model on the server's own sets.
+
+    Args:
+        task: Task of the run.
+        params: The model.
+        splits: `test` (the server's test set), `val` (its public set), both or none.
+
+    Returns:
+        Scalar metrics by split.
+    """
     stack = {name: value.unsqueeze(0) for name, value in params.items()}
     server_splits = {"test": "test", "val": "public"}
     with torch.no_grad():
@@ -380,7 +410,18 @@ def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> d
 def init_client_states(
     method: Method, task: Task, ids: Tensor, initial: Params, keeps_local: bool
 ) -> ClientState:
-    """Return the stacked states of clients before their first round."""
+    """Return the states of clients before their first round.
+
+    Args:
+        method: Method of the run.
+        task: Task of the run.
+        ids: The clients `[K]`.
+        initial: The initial model.
+        keeps_local: Whether each client holds a copy of it.
+
+    Returns:
+        The states, stacked `[K, ...]`.
+    """
 
     def repeat(tree: State) -> State:
         copies: State = pytree.map_leaves(
@@ -479,6 +520,7 @@ class RoundReplies:
 
 
 def _one_start_group(ids: Ints, results: CohortResults) -> list[StartGroup]:
+    """Return the clients of a round without a clock as one group; none if they are stored."""
     stack = results.stack
     if stack is None or results.committed:
         return []

@@ -26,7 +26,15 @@ from equipoise.simulation.executor_selection import available_cores
 from equipoise.utils.pytree import State, to_dict
 from equipoise.utils.serialization import align_up, flatten, tensor_bytes, unflatten
 
-LENGTH_HEADER_BYTES = 16  # bytes of two numbers: the length of the message, and of its head
+LENGTH_HEADER_BYTES = 16  # two numbers: the length of the message, and of its JSON header
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # until all processes have joined
+MESSAGE_TIMEOUT = timedelta(hours=2)  # between two messages; a process that dies is noticed at once
+FIRST_PART_BYTES = 2**14  # of a message, sent with its length: most messages have no more
+MAX_SHORT_BYTES = 2**15  # a socket buffers several such messages before they are read
+SPIN_SECONDS = 0.002  # most answers arrive within it, and waking a process costs more
+POLL_SECONDS = 0.2  # between two checks that the other process is still alive
+CPU = torch.device("cpu")
+GLOO = "gloo"
 
 
 def pack(tree: State, min_bytes: int = 0) -> Tensor:
@@ -71,19 +79,9 @@ def message_length(beginning: bytearray | memoryview) -> int:
 
 
 def _lengths(beginning: bytearray | memoryview) -> list[int]:
+    """Return the lengths in bytes of a message and of its JSON header."""
     numbers: list[int] = np.frombuffer(beginning, np.int64, 2).tolist()
     return numbers
-
-
-RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # until all processes have come
-FIRST_PART_BYTES = 2**14  # bytes of a message that travel at once: most have no more
-MESSAGE_TIMEOUT = timedelta(
-    hours=2
-)  # longest time between two messages; who dies is noticed at once
-
-
-CPU = torch.device("cpu")
-GLOO = "gloo"
 
 
 def backend_of(device: torch.device) -> str:
@@ -96,10 +94,15 @@ class WorkerLost(RuntimeError):
 
 
 class ProcessGroup(ABC):
-    """The processes of a run as one of them sees them; rank 0 leads."""
+    """The processes of a run, as one of them sees them. Rank 0 leads."""
 
     def __init__(self, rank: int, size: int) -> None:
-        """Create the group's view of one process."""
+        """Create the group of one process.
+
+        Args:
+            rank: Rank of this process.
+            size: Number of processes.
+        """
         self.rank = rank
         self.size = size
 
@@ -122,7 +125,7 @@ class ProcessGroup(ABC):
         """
 
     @abstractmethod
-    def wait_sent(self, under_way: Any, to: int) -> None:
+    def wait_sent(self, transfer: Any, to: int) -> None:
         """Wait until a message has left."""
 
     @abstractmethod
@@ -154,11 +157,12 @@ class TorchrunGroup(ProcessGroup):
         """
         super().__init__(rank, size)
         backend = backend_of(device)
-        self._wire = CPU if backend == GLOO else device
-        meeting, _, _ = next(rendezvous("env://", rank, size))
+        # NCCL sends from device memory, gloo from main memory.
+        self._send_device = CPU if backend == GLOO else device
+        shared_store, _, _ = next(rendezvous("env://", rank, size))
         # Addresses of processes that died before a restart must not be found again.
         store = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"equipoise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meeting
+            f"equipoise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", shared_store
         )
         store.set_timeout(RENDEZVOUS_TIMEOUT)
         try:
@@ -169,26 +173,24 @@ class TorchrunGroup(ProcessGroup):
             raise WorkerLost(f"the processes of the run did not meet: {error}") from error
 
     def send(self, to: int, tree: State, crossing: bool = False) -> list[Any]:
-        """Send a message; two that cross go over main memory.
+        """Send a message; two that cross are sent from main memory.
 
         With NCCL, two processes that send to each other would wait for each other.
         """
         body = pack(tree, FIRST_PART_BYTES)
-        wire = CPU if crossing else self._wire
-        parts = (
-            [body[:FIRST_PART_BYTES], body[FIRST_PART_BYTES:].to(wire)]
-            if len(body) > FIRST_PART_BYTES
-            else [body]
-        )
+        parts = [body[:FIRST_PART_BYTES]]
+        if len(body) > FIRST_PART_BYTES:
+            device = CPU if crossing else self._send_device
+            parts.append(body[FIRST_PART_BYTES:].to(device))
         try:
             return [(dist.isend(part, to), part) for part in parts]
         except RuntimeError as error:
             raise self.worker_lost(to) from error
 
-    def wait_sent(self, under_way: list[Any], to: int) -> None:
+    def wait_sent(self, transfer: list[Any], to: int) -> None:
         """Wait until a message has left."""
         try:
-            for work, _ in under_way:
+            for work, _ in transfer:
                 work.wait()
         except RuntimeError as error:
             raise self.worker_lost(to) from error
@@ -204,8 +206,8 @@ class TorchrunGroup(ProcessGroup):
             body = torch.empty(length, dtype=torch.uint8)
             body[:FIRST_PART_BYTES] = first
             rest = body[FIRST_PART_BYTES:]
-            if not crossing and self._wire != CPU:
-                rest = torch.empty(length - FIRST_PART_BYTES, dtype=torch.uint8, device=self._wire)
+            if not crossing and self._send_device != CPU:
+                rest = torch.empty_like(rest, device=self._send_device)
             dist.recv(rest, sender)
             body[FIRST_PART_BYTES:] = rest.to(CPU)
         except RuntimeError as error:
@@ -215,11 +217,6 @@ class TorchrunGroup(ProcessGroup):
     def leave(self) -> None:
         """Close the connections to the other processes."""
         dist.destroy_process_group()
-
-
-MAX_SHORT_BYTES = 2**15  # bytes: a socket takes some such messages before anybody reads them
-SPIN_SECONDS = 0.002  # seconds
-POLL_SECONDS = 0.2  # seconds until a look whether the other is still there
 
 
 @dataclass(frozen=True)
@@ -238,16 +235,24 @@ Channels = dict[int, Channel]
 
 
 def channels(size: int, context: BaseContext) -> list[Channels]:
-    """Connect every pair of `size` processes, before they are forked; return channels by rank."""
+    """Connect every pair of processes, before they are forked.
+
+    Args:
+        size: Number of processes.
+        context: Start method of the processes, which makes the semaphores.
+
+    Returns:
+        The channels of each process, by its rank.
+    """
     ends: list[Channels] = [{} for _ in range(size)]
     for one, other in combinations(range(size), 2):
         sockets = socket.socketpair()
-        bells = (context.Semaphore(0), context.Semaphore(0))
+        semaphores = (context.Semaphore(0), context.Semaphore(0))
         for end in sockets:
             for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, side, 6 * MAX_SHORT_BYTES)
-        ends[one][other] = Channel(sockets[0], bells[0], bells[1])
-        ends[other][one] = Channel(sockets[1], bells[1], bells[0])
+        ends[one][other] = Channel(sockets[0], semaphores[0], semaphores[1])
+        ends[other][one] = Channel(sockets[1], semaphores[1], semaphores[0])
     return ends
 
 
@@ -258,8 +263,8 @@ class ForkedGroup(ProcessGroup):
         """Keep the channels of this rank; close those of others, which end with their process."""
         super().__init__(rank, len(ends))
         for other in ends[:rank] + ends[rank + 1 :]:
-            for line in other.values():
-                line.socket.close()
+            for channel in other.values():
+                channel.socket.close()
         self._channels = ends[rank]
         self._spin_seconds = SPIN_SECONDS if self.size <= available_cores() else 0.0
         self._senders = {process: ThreadPoolExecutor(1) for process in self._channels}
@@ -269,77 +274,79 @@ class ForkedGroup(ProcessGroup):
         """Send a short message at once, and a long one from a thread while this one continues."""
         body = pack(tree).numpy().data
         last = self._last.pop(to, None)
-        line = self._channels[to]
+        channel = self._channels[to]
         if len(body) > MAX_SHORT_BYTES or (last is not None and not last.done()):
-            self._last[to] = self._senders[to].submit(_send_long, line, body)
+            self._last[to] = self._senders[to].submit(_send_long, channel, body)
             return self._last[to]
         try:
-            line.socket.sendall(body)
+            channel.socket.sendall(body)
         except OSError as error:
             raise self.worker_lost(to) from error
-        line.outgoing.release()
+        channel.outgoing.release()
         return None
 
-    def wait_sent(self, under_way: Future[None] | None, to: int) -> None:
+    def wait_sent(self, transfer: Future[None] | None, to: int) -> None:
         """Wait until a message has left."""
         try:
-            if under_way is not None:
-                under_way.result()
+            if transfer is not None:
+                transfer.result()
         except OSError as error:
             raise self.worker_lost(to) from error
 
     def receive(self, sender: int, crossing: bool = False) -> State:
         """Receive the next message of another process."""
-        line = self._channels[sender]
+        channel = self._channels[sender]
         beginning = bytearray(LENGTH_HEADER_BYTES)
         try:
-            self._wait(line)
-            _receive_into(line, memoryview(beginning))
+            self._wait(channel)
+            _receive_into(channel, memoryview(beginning))
             body = torch.empty(message_length(beginning), dtype=torch.uint8)
             view = body.numpy().data
             view[:LENGTH_HEADER_BYTES] = beginning
-            _receive_into(line, view[LENGTH_HEADER_BYTES:])
+            _receive_into(channel, view[LENGTH_HEADER_BYTES:])
         except OSError as error:
             raise self.worker_lost(sender) from error
         return unpack(body)
 
-    def _wait(self, line: Channel) -> None:
+    def _wait(self, channel: Channel) -> None:
+        """Wait for a message: spin for a moment, then block."""
         end = time.perf_counter() + self._spin_seconds
         while time.perf_counter() < end:
-            if line.incoming.acquire(block=False):
+            if channel.incoming.acquire(block=False):
                 return
-        while not line.incoming.acquire(timeout=POLL_SECONDS) and not _has_message(line):
+        while not channel.incoming.acquire(timeout=POLL_SECONDS) and not _has_message(channel):
             pass
 
     def leave(self) -> None:
         """Close the connections to the other processes."""
-        for process, line in self._channels.items():
-            self._senders[process].shutdown(
-                wait=False
-            )  # the end of the other process ends what is under way
-            line.socket.close()
+        for process, channel in self._channels.items():
+            # A message under way ends with the other process.
+            self._senders[process].shutdown(wait=False)
+            channel.socket.close()
 
 
-def _send_long(line: Channel, body: memoryview) -> None:
-    line.outgoing.release()
-    line.socket.sendall(body)
+def _send_long(channel: Channel, body: memoryview) -> None:
+    """Announce a message, then send it: the receiver must read while this side writes."""
+    channel.outgoing.release()
+    channel.socket.sendall(body)
 
 
-def _receive_into(line: Channel, buffer: memoryview) -> None:
+def _receive_into(channel: Channel, buffer: memoryview) -> None:
+    """Fill a buffer; raise if the other process ends before it is full."""
     while buffer:
-        read = line.socket.recv_into(buffer)
+        read = channel.socket.recv_into(buffer)
         if not read:
             raise ConnectionResetError
         buffer = buffer[read:]
 
 
-def _has_message(line: Channel) -> bool:
+def _has_message(channel: Channel) -> bool:
     """Return whether a message is there although its semaphore was not released.
 
     The sender may have ended before it. If it ended without a message, reading raises.
     """
     try:
-        line.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        channel.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
     return True

@@ -309,7 +309,13 @@ class WorkerSpeed:
         self._warm = [False] * processes
 
     def update(self, process: int, load: float, seconds: float) -> None:
-        """Update the time per step of a process; its first round is a warm-up."""
+        """Update the time per step of a process; its first round is a warm-up.
+
+        Args:
+            process: Rank of the process.
+            load: Local steps that it was assigned.
+            seconds: How long it took.
+        """
         if not load:  # or a process that was slow once would never be asked again
             self._seconds[process] = (self._seconds[process] + self._fastest) / 2
         elif self._warm[process]:
@@ -565,7 +571,18 @@ class RemoteCohortResults(CohortResults):
         answers: list[State],
         weights: Tensor,
     ) -> RemoteCohortResults:
-        """Join the answers of all processes in the order of the cohort."""
+        """Join the answers of all processes in the order of the cohort.
+
+        Args:
+            executor: The executor, which can ask the processes for more.
+            rows_by_process: Rows of the cohort by process.
+            process_of_chunk: The process of each chunk.
+            answers: The answers of all processes to the call `run`.
+            weights: Weights of the sums that came with the answers; empty if none came.
+
+        Returns:
+            The results of the cohort.
+        """
         parts = [
             (rows, answer)
             for rows, answer in zip(rows_by_process, answers, strict=True)

@@ -136,7 +136,17 @@ class Studio:
         return await run_command(arguments, self.folder)
 
     async def upload(self, request: Request) -> Response:
-        """Store a dropped file; files that are dropped together go to one folder."""
+        """Store a dropped file; files that are dropped together go to one folder.
+
+        Args:
+            request: The request, with the file.
+
+        Returns:
+            The response.
+
+        Raises:
+            UsageError: If the file is no table.
+        """
         name = Path(request.query_params.get("name", "")).name
         group = "".join(c for c in request.query_params.get("group", "") if c.isalnum())[:40]
         if not name or name.startswith(".") or "\0" in name or not group:
@@ -228,7 +238,17 @@ class Studio:
         return self.render("runs.html.j2", entries=entries, folder=str(self.paths.runs))
 
     async def run(self, request: Request) -> Response:
-        """Show one run or comparison: progress, curves, and what can be done with it."""
+        """Show one run or comparison: progress, curves, and what can be done with it.
+
+        Args:
+            request: The request, with the folder of the run.
+
+        Returns:
+            The page.
+
+        Raises:
+            UsageError: If the folder holds no run.
+        """
         folder = self._folder_of(request)
         entry = await run_in_threadpool(self.library.entry, folder)
         if entry is None:
@@ -272,7 +292,17 @@ class Studio:
             await asyncio.sleep(EVENT_SECONDS)
 
     async def stop(self, request: Request) -> Response:
-        """Ask a running command to stop after its round."""
+        """Ask a running command to stop after its round.
+
+        Args:
+            request: The request, with the folder of the run.
+
+        Returns:
+            The response.
+
+        Raises:
+            UsageError: If the run is not running, or was not started by this studio.
+        """
         folder = self._folder_of(request)
         job = self.jobs.latest(folder)
         if job is None or not job.is_running:
@@ -288,7 +318,17 @@ class Studio:
         return _redirect(f"/runs/{folder.name}")
 
     async def delete(self, request: Request) -> Response:
-        """Delete a run; the form repeats its name as confirmation."""
+        """Delete a run; the form repeats its name as confirmation.
+
+        Args:
+            request: The request, with the folder of the run and its repeated name.
+
+        Returns:
+            The response.
+
+        Raises:
+            UsageError: If the name differs or the run is running.
+        """
         folder = self._folder_of(request)
         form = await _form(request)
         if form.get("confirm", "").strip() != folder.name:
@@ -301,7 +341,17 @@ class Studio:
         return _redirect("/runs")
 
     async def report(self, request: Request) -> Response:
-        """Return the report of a run; it is written first if it is missing."""
+        """Return the report of a run; it is written first if it is missing.
+
+        Args:
+            request: The request, with the folder of the run.
+
+        Returns:
+            The page.
+
+        Raises:
+            UsageError: If the report cannot be written.
+        """
         folder = self._folder_of(request)
         page = folder / "report.html"
         if not page.is_file():
@@ -311,7 +361,17 @@ class Studio:
         return FileResponse(page, headers={"Content-Security-Policy": REPORT_POLICY})
 
     async def decision(self, request: Request) -> Response:
-        """Say which model each site should use, and how sure that is."""
+        """Say which model each site should use, and how sure that is.
+
+        Args:
+            request: The request, with the folder of the run.
+
+        Returns:
+            The page.
+
+        Raises:
+            UsageError: If there is no decision.
+        """
         folder = self._folder_of(request)
         verdict = await run_in_threadpool(read_decision, folder)
         if verdict is None:
@@ -339,7 +399,17 @@ class Studio:
         return _redirect(f"/runs/{folder.name}")
 
     async def film(self, request: Request) -> Response:
-        """Film an episode of the first agent of a run."""
+        """Film an episode of the first agent of a run.
+
+        Args:
+            request: The request, with the folder of the run.
+
+        Returns:
+            The response.
+
+        Raises:
+            UsageError: If the episode cannot be filmed.
+        """
         folder = self._folder_of(request)
         name = f"{folder.name}-{os.urandom(3).hex()}.gif"
         film = self.paths.state / "films" / name
@@ -420,6 +490,9 @@ def create_app(paths: StudioPaths, secrets: Secrets) -> Starlette:
     Args:
         paths: Directories that it may use.
         secrets: Secrets of this start.
+
+    Returns:
+        The application.
     """
     studio = Studio(paths, secrets)
     page = partial(_page, studio)

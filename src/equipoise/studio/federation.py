@@ -294,6 +294,9 @@ def create_app(folder: Path, secrets: Secrets) -> Starlette:
     Args:
         folder: Folder of the run.
         secrets: Secrets of this start.
+
+    Returns:
+        The application.
     """
     pages = FederationPages(folder, secrets)
     routes = [

@@ -59,6 +59,9 @@ def preview(path: Path) -> Preview:
     Args:
         path: A table, or a folder with one table per site.
 
+    Returns:
+        Columns and first rows.
+
     Raises:
         UsageError: If the file cannot be read.
     """

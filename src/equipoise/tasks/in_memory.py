@@ -131,6 +131,16 @@ def read_datasets(
 ) -> DatasetRows:
     """Read the samples of all clients; see :meth:`equipoise.Task.from_datasets`.
 
+    Args:
+        clients: Samples of each client, by name or in order.
+        name: Name of the task, for error messages.
+        server: The server's samples; None to split them from the clients'.
+        classes: Number of classes; None to count them.
+        form: How stored rows become model inputs.
+
+    Returns:
+        The samples of all clients and of the server.
+
     Raises:
         UsageError: If samples or labels cannot be used.
     """
@@ -177,7 +187,23 @@ def from_datasets(
     adapter: str = "",
     blocks: str = "",
 ) -> TaskSpec:
-    """See :meth:`equipoise.Task.from_datasets`."""
+    """See :meth:`equipoise.Task.from_datasets`.
+
+    Args:
+        data: The samples, from `read_datasets`.
+        model: A network, a function that makes one, or the name of a model.
+        name: Name of the task.
+        training: Default settings of local training.
+        fresh: Whether weights are drawn from the seed of a run.
+        adapter: Low-rank adapters in place of all weights.
+        blocks: Blocks of the model.
+
+    Returns:
+        The task as a value, which runs build.
+
+    Raises:
+        UsageError: If there is no model of this name.
+    """
     if isinstance(model, str) and model not in MODELS:
         raise UsageError(
             f"unknown model '{model}'{did_you_mean(model, MODELS)}: choose {', '.join(MODELS)}"
@@ -204,7 +230,17 @@ def from_datasets(
 def from_tables(
     tables: Any, name: str, choices: own.TableLearningConfig, client_column: str = ""
 ) -> TaskSpec:
-    """See :meth:`equipoise.Task.from_tables`."""
+    """See :meth:`equipoise.Task.from_tables`.
+
+    Args:
+        tables: A table for each client's name, or one table.
+        name: Name of the task.
+        choices: Options of columns and training.
+        client_column: The column that names the client, in one table.
+
+    Returns:
+        The task as a value, which runs build.
+    """
     aligned = align_tables(_client_tables(tables, client_column), choices)
     label_type = _label_type([tables] if client_column else tables.values(), choices.target)
 
@@ -280,7 +316,18 @@ def from_texts(
     adapter: str = "",
     blocks: str = "",
 ) -> TaskSpec:
-    """See :meth:`equipoise.Task.from_texts`."""
+    """See :meth:`equipoise.Task.from_texts`.
+
+    Args:
+        data: Texts and labels of each client.
+        name: Name of the task.
+        training: Default settings of local training.
+        adapter: Low-rank adapters in place of all weights.
+        blocks: Blocks of the model.
+
+    Returns:
+        The task as a value, which runs build.
+    """
 
     def build(
         config: text.TextConfig, model: str, training: TrainingConfig, seed: int

@@ -61,7 +61,11 @@ class RemoteTablesConfig(ColumnConfig, TreeOptions):
 
     @property
     def folder(self) -> Path:
-        """The data folder of this machine."""
+        """The data folder of this machine.
+
+        Raises:
+            UsageError: If there is no such folder.
+        """
         folder = Path(self.data).expanduser()
         if not self.data or not folder.is_dir():
             raise UsageError(
@@ -112,6 +116,9 @@ class LocalFolderData(ClientData):
             preprocessor: The one of the exchange before round 1; None to load it from the
                 folder, if there is one.
             for_trees: Whether the model is made of trees.
+
+        Raises:
+            UsageError: If there are too few rows, or the preprocessor is of other sites.
         """
         folder = config.folder
         file = folder / PREPROCESSOR_FILE
@@ -275,6 +282,9 @@ def build(
         model: Name of the model.
         training: Settings of local training.
         seed: Seed of the validation split.
+
+    Returns:
+        The task.
 
     Raises:
         UsageError: If the rows are raw tables, which need connected clients.

@@ -83,6 +83,15 @@ class GymConfig(DeepRLConfig):
 def build_gym(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     """Build the task gym.
 
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
+
     Raises:
         UsageError: If the options do not suit the environment.
     """
@@ -95,7 +104,19 @@ def environment_spec(
     env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
     name: str,
 ) -> TaskSpec:
-    """See :meth:`equipoise.Task.from_environment`."""
+    """See :meth:`equipoise.Task.from_environment`.
+
+    Args:
+        make: A class, or a function that makes an environment.
+        env_kwargs: Keyword arguments of all environments, or of each agent's.
+        name: Name of the task.
+
+    Returns:
+        The task as a value, which runs build.
+
+    Raises:
+        UsageError: If `make` is an environment instead of a way to make one.
+    """
     if not callable(make):
         raise UsageError(
             f"environment is a {type(make).__name__}: must be a class or a function that makes "

@@ -52,7 +52,17 @@ class WindyCliffConfig(LinearConfig):
 def build_planted(
     config: PlantedConfig, model: str, training: TrainingConfig, seed: int
 ) -> ExperimentTask:
-    """Build the task planted."""
+    """Build the task planted.
+
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
+    """
     mdps = planted_mdps(
         seed,
         evenly_spaced(config.agents),
@@ -71,6 +81,15 @@ def build_windy_cliff(
     """Build the task windy-cliff.
 
     With model "v" all agents evaluate one policy: the optimal one without wind, epsilon-greedy.
+
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
     """
     u = evenly_spaced(config.agents)
     mdps = windy_cliff_mdps(u, config.wind, config.gamma, config.goal)

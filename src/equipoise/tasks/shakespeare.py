@@ -83,7 +83,17 @@ def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Genera
 def build(
     config: ShakespeareConfig, model: str, training: TrainingConfig, seed: int
 ) -> ExperimentTask:
-    """Build the task: the first samples of each role are its client's, the rest the server's."""
+    """Build the task: the first samples of each role are its client's, the rest the server's.
+
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
+    """
     arrays = load_dataset(SHAKESPEARE, config.data)
     rng = streams.generator(seed, streams.SHAKESPEARE)
     codes = arrays["codes"]

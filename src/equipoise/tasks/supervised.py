@@ -42,8 +42,9 @@ from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
+MAX_PROBE_ROWS = 4096
+"""Public rows on which the updates of a cohort are compared."""
 MAX_LOGITS_AT_ONCE = 2**23
-MAX_PROBE_ROWS = 4096  # public rows on which the updates of a cohort are compared
 """Logits computed at once when many models are scored on one set. Bounds the memory."""
 MAX_INPUTS_AT_ONCE = 2**19
 """Input numbers that a deep model scores at once. Bounds the memory of its activations."""
@@ -560,7 +561,7 @@ class ExamplesTask(SupervisedTask):
         return self._evaluate_rows(stack, *self.data.server(split))
 
     def probe_losses(self, stack: Params) -> Tensor:
-        """Return the losses `[K]` of models on every so many of the server's public rows."""
+        """Return the losses `[K]` of models on an even sample of the server's public rows."""
         x, y = self.data.server("public")
         step = math.ceil(len(x) / MAX_PROBE_ROWS)
         return self._evaluate_rows(stack, x[::step], y[::step])["loss"]

@@ -15,7 +15,17 @@ from equipoise.tasks.supervised import ExamplesTask
 def build(
     config: SyntheticConfig, model: str, training: TrainingConfig, seed: int
 ) -> ExperimentTask:
-    """Build the task."""
+    """Build the task.
+
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
+    """
     data = Synthetic(config, seed)
     return ExamplesTask("synthetic", MODELS[model](data.shape, data.classes), data, training)
 

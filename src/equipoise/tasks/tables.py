@@ -93,7 +93,11 @@ class TablesConfig(TableLearningConfig):
 
     @property
     def path(self) -> Path:
-        """The file or folder given by `data`."""
+        """The file or folder given by `data`.
+
+        Raises:
+            UsageError: If `data` is empty.
+        """
         if not self.data:
             raise UsageError(
                 "task 'tables' needs --data: "
@@ -110,6 +114,12 @@ def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int)
         model: Name of the model.
         training: Settings of local training.
         seed: Seed of the split of rows.
+
+    Returns:
+        The task.
+
+    Raises:
+        UsageError: If options do not suit the data.
     """
     path = config.path
     if config.has_recordings:
@@ -154,6 +164,9 @@ def task_from_tables(
 
     Returns:
         The task, with its preprocessor and the bytes that the preprocessing exchanged.
+
+    Raises:
+        UsageError: If the model must be chosen by a comparison, or the tables cannot be used.
     """
     if model == AUTO_MODEL:
         raise UsageError("model auto is for 'equipoise run': give linear, mlp or trees here")

@@ -32,6 +32,15 @@ class TextConfig(TextDataConfig):
 def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -> ExperimentTask:
     """Build the task.
 
+    Args:
+        config: Options of the task.
+        model: Name of the model.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
+
     Raises:
         UsageError: If no pretrained model is given.
     """
@@ -46,7 +55,18 @@ def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -
 def task_from_texts(
     name: str, client_texts: ClientTexts, config: TextConfig, training: TrainingConfig, seed: int
 ) -> ExamplesTask:
-    """Build a task from the texts of all clients, in files or given in Python."""
+    """Build a task from the texts of all clients, in files or given in Python.
+
+    Args:
+        name: Name of the task.
+        client_texts: Texts and labels of all clients.
+        config: Options of the task.
+        training: Settings of local training.
+        seed: Seed of the run.
+
+    Returns:
+        The task.
+    """
     if config.kind == "classification":
         module = huggingface.text_classifier(config.pretrained, len(client_texts.classes), seed)
         target = Target("classification", config.target, client_texts.classes)

@@ -421,7 +421,13 @@ class LinearModels:
         self._weight, self._bias = names
 
     def logits(self, stack: Params, x: Tensor, prefix: str = "") -> Tensor:
-        """Compute the logits `[K, B, C]` of inputs `[K, B, F]`."""
+        """Compute the logits `[K, B, C]` of inputs `[K, B, F]`.
+
+        Args:
+            stack: Parameters of K models.
+            x: Inputs.
+            prefix: What stands before the names of weight and bias.
+        """
         weight = stack[prefix + self._weight].transpose(1, 2)
         if self._bias is None:
             return torch.bmm(x, weight)
@@ -433,6 +439,16 @@ class LinearModels:
         """Compute the gradients of K weighted cross-entropies.
 
         `grad W = E^T x`, `grad b = sum_i E_i`, where `E = weight * (softmax(logits) - onehot(y))`.
+
+        Args:
+            logits: Logits `[K, B, C]`.
+            x: Inputs `[K, B, F]`.
+            y: Classes `[K, B]`.
+            weight: Weights of the rows `[K, B]`, or one number for all.
+            prefix: What stands before the names of weight and bias.
+
+        Returns:
+            Gradients by name.
         """
         minus_one = logits.new_full((1, 1, 1), -1.0)
         error = softmax_error(logits, y, minus_one).mul_(weight)
@@ -476,6 +492,9 @@ def has_closed_form(
         rng: Training settings.
         rows: Training rows of all clients, `[M, ...]`.
         dtype: Type of the model.
+
+    Returns:
+        True if all of the request is within the closed form.
     """
     if names[1] is None or set(request.trainable) != set(names):
         return False

@@ -75,6 +75,14 @@ def auc(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
 
     `(sum of positive ranks - P (P + 1) / 2) / (P N)`. For more than two classes: the mean over one
     class against the rest, without the classes that all or none of the rows have.
+
+    Args:
+        logits: Logits `[K, n, C]`.
+        y: Classes `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
     """
     score, positive = _one_against_rest(logits, y)
     counts = is_real.unsqueeze(1)
@@ -92,6 +100,14 @@ def average_precision(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
     """Compute the precision at the threshold of each positive row, averaged over these rows.
 
     For more than two classes: the mean over one class against the rest, without absent classes.
+
+    Args:
+        logits: Logits `[K, n, C]`.
+        y: Classes `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
     """
     score, positive = _one_against_rest(logits, y)
     counts = is_real.unsqueeze(1)
@@ -104,7 +120,16 @@ def average_precision(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
 
 
 def balanced_accuracy(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
-    """Compute the mean recall over the classes that are present."""
+    """Compute the mean recall over the classes that are present.
+
+    Args:
+        logits: Logits `[K, n, C]`.
+        y: Classes `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
+    """
     hits, present, _ = _counts(logits, y, is_real)
     return _mean_where(hits / present, present > 0)
 
@@ -113,6 +138,14 @@ def macro_f1(logits: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
     """Compute the mean F1 over the classes that are present or predicted.
 
     `F1 = 2 hits / (rows of the class + predictions of the class)`.
+
+    Args:
+        logits: Logits `[K, n, C]`.
+        y: Classes `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
     """
     hits, present, predicted = _counts(logits, y, is_real)
     return _mean_where(2 * hits / (present + predicted), present + predicted > 0)
@@ -122,6 +155,14 @@ def expected_calibration_error(logits: Tensor, y: Tensor, is_real: Tensor) -> Te
     """Compute the expected calibration error (Guo et al., 2017).
 
     `sum over bins of |sum of (accuracy - confidence)| / n`.
+
+    Args:
+        logits: Logits `[K, n, C]`.
+        y: Classes `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
     """
     best = logits.double().softmax(-1).max(-1)
     bin = (
@@ -161,17 +202,44 @@ def _mean_where(values: Tensor, defined: Tensor) -> Tensor:
 
 
 def rmse(predicted: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
-    """Compute the root mean squared error."""
+    """Compute the root mean squared error.
+
+    Args:
+        predicted: Predictions `[K, n]`.
+        y: Targets `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
+    """
     return _mean((predicted.double() - y).square(), is_real).sqrt()
 
 
 def mae(predicted: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
-    """Compute the mean absolute error."""
+    """Compute the mean absolute error.
+
+    Args:
+        predicted: Predictions `[K, n]`.
+        y: Targets `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
+    """
     return _mean((predicted.double() - y).abs(), is_real)
 
 
 def r2(predicted: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
-    """Compute `1 - MSE / variance of the targets`; NaN if all targets are equal."""
+    """Compute `1 - MSE / variance of the targets`; NaN if all targets are equal.
+
+    Args:
+        predicted: Predictions `[K, n]`.
+        y: Targets `[K, n]`.
+        is_real: Mask `[K, n]` of the rows that are no padding.
+
+    Returns:
+        One number per client `[K]`.
+    """
     y = y.double()
     variance = _mean((y - _mean(y, is_real).unsqueeze(-1)).square(), is_real)
     return torch.where(

@@ -53,10 +53,23 @@ class Network(Protocol):
         """Return the training rows padded for the closed form (`batched_sgd.pad_inputs`)."""
 
     def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
-        """Compute the losses `[B]` of one model."""
+        """Compute the losses `[B]` of one model.
+
+        Args:
+            params: Parameters of the model.
+            x: Inputs `[B, ...]`.
+            y: Targets `[B, ...]`.
+            aux: Extra inputs of the loss.
+        """
 
     def forward_stack(self, stack: Params, x: Tensor) -> Tensor:
         """Compute the outputs `[K, B, ...]` of K models, each on its own rows."""
 
     def losses_stack(self, stack: Params, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the losses `[K, B]` of K models, each on its own rows."""
+        """Compute the losses `[K, B]` of K models, each on its own rows.
+
+        Args:
+            stack: Parameters of K models.
+            x: Inputs `[K, B, ...]`.
+            y: Targets `[K, B, ...]`.
+        """

@@ -111,6 +111,9 @@ class Objective(ABC):
         Args:
             name: Name of the metric.
             value: Its values. Undefined values are replaced by the chance level.
+
+        Returns:
+            The utility, in the shape of the metric.
         """
 
     def score(
@@ -337,7 +340,13 @@ class SurvivalObjective(Objective):
 
 
 def token_accuracy(outputs: Tensor, y: Tensor, is_real: Tensor) -> Tensor:
-    """Compute the mean over texts of the share of correctly predicted tokens, `[K]`."""
+    """Compute the mean over texts of the share of correctly predicted tokens, `[K]`.
+
+    Args:
+        outputs: Loss and accuracy of each text `[K, n, 2]`.
+        y: Targets `[K, n]`, which are not needed: texts are their own targets.
+        is_real: Mask `[K, n]` of the texts that are no padding.
+    """
     return (outputs[..., 1].double() * is_real).sum(-1) / is_real.sum(-1)
 
 

@@ -112,8 +112,7 @@ def flatten_sections(values: Mapping[str, Any], source: str) -> dict[str, Any]:
             sections = (*NAMED_SECTIONS, *PLAIN_SECTIONS)
             raise UsageError(
                 f"{source} has an unknown section '{name}'{did_you_mean(key, sections)}: "
-                "sections are "
-                f"{', '.join(sections)}"
+                f"sections are {', '.join(sections)}"
             )
         for option, inner_value in pairs.items():
             if isinstance(inner_value, dict):

@@ -20,7 +20,15 @@ class DamagedFile(UsageError):
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise a `UsageError` with this message unless the condition holds."""
+    """Raise a `UsageError` with this message unless the condition holds.
+
+    Args:
+        condition: What must hold.
+        message: The error: what is wrong, where, what to do.
+
+    Raises:
+        UsageError: If the condition does not hold.
+    """
     if not condition:
         raise UsageError(message)
 
@@ -30,6 +38,9 @@ def refuse_all(problems: Iterable[tuple[bool, str]]) -> None:
 
     Args:
         problems: Whether each problem is there, and its message.
+
+    Raises:
+        UsageError: If any problem is there.
     """
     messages = [message for is_there, message in problems if is_there]
     if messages:

@@ -20,6 +20,9 @@ def import_library(name: str, purpose: str) -> ModuleType:
         name: Name of the library.
         purpose: What needs it, for the error.
 
+    Returns:
+        The module.
+
     Raises:
         UsageError: If it is not installed.
     """

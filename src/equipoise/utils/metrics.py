@@ -78,7 +78,13 @@ def format_score(metric: str, value: float | None, digits: int | None = None) ->
 
 
 def format_difference(metric: str, value: float, digits: int | None = None) -> str:
-    """Write a difference of two scores, with its sign; see :func:`format_score`."""
+    """Write a difference of two scores, with its sign; see :func:`format_score`.
+
+    Args:
+        metric: Name of the metric.
+        value: The difference.
+        digits: Digits after the point; None for the usual ones of the metric.
+    """
     if not math.isfinite(value):
         return "—"
     if metric == "acc":

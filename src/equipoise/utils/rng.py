@@ -54,7 +54,13 @@ def uniform(key: UInt, count: int) -> NDArray[np.float64]:
 
 
 def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Draw `count` permutations of `0..sizes[k]-1` per client, padded: `[K, count, n_max]`."""
+    """Draw `count` permutations of `0..sizes[k]-1` per client, padded: `[K, count, n_max]`.
+
+    Args:
+        key: Random key of each client `[K]`.
+        sizes: Length of each client's permutations `[K]`.
+        count: Number of permutations of each client.
+    """
     n = int(sizes.max())
     # The words of a client do not depend on n_max.
     words = bits(bits(key, count).reshape(-1), n).reshape(len(key), count, n)
@@ -73,7 +79,17 @@ def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.
 
 
 def sample_cohort(seed: int, round: int, clients: int, participation: float) -> NDArray[np.int64]:
-    """Sample the clients of a round, ascending. The sample is the same for all methods."""
+    """Sample the clients of a round, ascending. The sample is the same for all methods.
+
+    Args:
+        seed: Seed of the run.
+        round: The round, from 1 on.
+        clients: Size of the population.
+        participation: Fraction of the clients that are drawn.
+
+    Returns:
+        Client ids `[K]`.
+    """
     if participation >= 1.0:
         return np.arange(clients)
     return sample_without_replacement(seed, round, clients, cohort_size(clients, participation))
@@ -85,7 +101,14 @@ def cohort_size(clients: int, participation: float) -> int:
 
 
 def sample_without_replacement(seed: int, round: int, among: int, count: int) -> NDArray[np.int64]:
-    """Sample `count` of the numbers `0..among-1` uniformly, ascending."""
+    """Sample `count` of the numbers `0..among-1` uniformly, ascending.
+
+    Args:
+        seed: Seed of the run.
+        round: The round, from 1 on.
+        among: Size of the set to draw from.
+        count: How many are drawn.
+    """
     generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, round]))
     return np.sort(generator.choice(among, count, replace=False, shuffle=False)).astype(np.int64)
 
@@ -112,7 +135,13 @@ class Streams:
     """A range of streams with one purpose."""
 
     def __init__(self, purpose: str, first: int, count: int = 1) -> None:
-        """Register ``count`` streams from number ``first`` on."""
+        """Register ``count`` streams from number ``first`` on.
+
+        Args:
+            purpose: What the draws are used for.
+            first: Number of the first stream.
+            count: Number of streams.
+        """
         numbers = range(first, first + count)
         for registered, other in _TAKEN.items():
             if first < registered.stop and registered.start < numbers.stop:

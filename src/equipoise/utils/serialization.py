@@ -151,12 +151,24 @@ def unshare_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(path: Path, tree: State, meta: Meta) -> None:
-    """Write a tree of tensors and a JSON object to one file, atomically."""
+    """Write a tree of tensors and a JSON object to one file, atomically.
+
+    Args:
+        path: File to write.
+        tree: Nested dictionaries of tensors.
+        meta: The JSON object.
+    """
     io.write_with(path, lambda file: fill(file, tree, meta))
 
 
 def fill(path: Path, tree: State, meta: Meta) -> None:
-    """Write what `save` writes, not atomically (for use in `io.write_with`)."""
+    """Write what `save` writes, not atomically (for use in `io.write_with`).
+
+    Args:
+        path: File to write.
+        tree: Nested dictionaries of tensors.
+        meta: The JSON object.
+    """
     structure, tensors = flatten(tree)
     fill_tensors(path, tensors, _texts(structure, meta))
 
@@ -188,7 +200,13 @@ def write_tensors(
 
 
 def fill_tensors(path: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
-    """Write a safetensors file with a checksum, not atomically (for use in `io.write_with`)."""
+    """Write a safetensors file with a checksum, not atomically (for use in `io.write_with`).
+
+    Args:
+        path: File to write.
+        tensors: Tensors by name.
+        texts: Metadata of the file.
+    """
     header = {**texts, "checksum": str(_checksum(tensors, texts))}
     try:
         save_file(unshare_memory(tensors), path, header)

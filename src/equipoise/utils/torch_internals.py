@@ -60,7 +60,13 @@ def add_batch_dim(value: Tensor, level: int) -> Tensor:
 
 
 def remove_batch_dim(value: Tensor, level: int, size: int) -> Tensor:
-    """Return the value of one client within the map as `[K, ...]`."""
+    """Return the value of one client within the map as `[K, ...]`.
+
+    Args:
+        value: The value of one client.
+        level: Level of the map.
+        size: Number K of clients.
+    """
     return _functorch._remove_batch_dim(value, level, size, 0)
 
 

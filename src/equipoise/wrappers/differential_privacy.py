@@ -71,12 +71,30 @@ def with_differential_privacy(
 
 
 def seeded_normal(client: Client, shape: torch.Size, number: int) -> Tensor:
-    """Draw noise from the run's seed, for simulations: equal on every executor, but predictable."""
+    """Draw noise from the run's seed, for simulations: equal on every executor, but predictable.
+
+    Args:
+        client: The client.
+        shape: Shape of the noise.
+        number: Number of the tensor within the upload, which separates the random streams.
+
+    Returns:
+        Standard normal numbers.
+    """
     return _to_normal(client.uniform(*shape, stream=rng.PRIVACY[number]))
 
 
 def secret_normal(client: Client, shape: torch.Size, number: int) -> Tensor:
-    """Draw noise from the operating system's entropy, for deployments."""
+    """Draw noise from the operating system's entropy, for deployments.
+
+    Args:
+        client: The client, on which the noise does not depend.
+        shape: Shape of the noise.
+        number: Number of the tensor, on which the noise does not depend.
+
+    Returns:
+        Standard normal numbers.
+    """
     words = np.frombuffer(os.urandom(8 * shape.numel()), np.uint64)
     uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return _to_normal(torch.from_numpy(uniform).reshape(shape))

@@ -427,6 +427,9 @@ def centered_clipping(stack: Params, max_norm: float | Tensor, steps: int = 3) -
         stack: Updates x_i `[K, ...]`.
         max_norm: The clipping norm tau.
         steps: The number of iterations.
+
+    Returns:
+        The centre.
     """
     centre = {name: torch.zeros_like(value[0]) for name, value in stack.items()}
     ones = torch.full((len(next(iter(stack.values()))),), 1.0)
@@ -474,7 +477,13 @@ def observe_updates(stack: Params, gain: Tensor | None, trust: Tensor) -> Tensor
 
 
 def mix_trust(trust: Tensor, observed: Tensor, decay: float = TRUST_DECAY) -> Tensor:
-    """Return the exponential moving average."""
+    """Return the exponential moving average.
+
+    Args:
+        trust: Trust so far `[K]`.
+        observed: Trust of this round `[K]`.
+        decay: Weight of the trust so far.
+    """
     return decay * trust + (1 - decay) * observed
 
 

@@ -56,6 +56,9 @@ class ImageFormat:
         Args:
             tables: Arrow tables by split.
             location: Name of the data set in error messages.
+
+        Returns:
+            Images and labels by split.
         """
         arrays: Arrays = {}
         for prefix, split in (("", "train"), ("test_", self.test_split)):
@@ -563,6 +566,15 @@ def decode_images(table: pa.Table, size: int, mode: str, location: str) -> Image
 def read_labels(table: pa.Table, column: str, classes: int, location: str) -> Labels:
     """Read a column of labels of an Arrow table.
 
+    Args:
+        table: The Arrow table.
+        column: Name of the column of labels.
+        classes: Number of classes.
+        location: Name of the file, for error messages.
+
+    Returns:
+        The labels `[n]`.
+
     Raises:
         UsageError: If the column is missing or incomplete, or a label is out of range.
     """
@@ -575,6 +587,11 @@ def read_labels(table: pa.Table, column: str, classes: int, location: str) -> La
 
 def check_labels(labels: Labels, classes: int, location: str) -> Labels:
     """Return the labels unchanged.
+
+    Args:
+        labels: Labels `[n]`.
+        classes: Number of classes.
+        location: Name of the file, for error messages.
 
     Raises:
         UsageError: If a label is out of range.

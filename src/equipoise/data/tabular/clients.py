@@ -30,6 +30,9 @@ def read_split_column(tables: ClientTables, column: str) -> tuple[ClientTables, 
 
     Returns:
         Tables that know the split of each row and do not have the column, and diagnostics.
+
+    Raises:
+        UsageError: If the tables have no such column.
     """
     known = {name for table in tables.clients.values() for name in table.columns}
     if column not in known:
@@ -90,6 +93,14 @@ def drop_unlabelled_rows(
 
     Where many cells of a target of numbers are texts, their rows stay: the target is mistaken, and
     `infer_target` says so.
+
+    Args:
+        tables: The tables of all clients.
+        spec: How the target is read.
+        config: What to do with missing values.
+
+    Returns:
+        The tables without these rows, and diagnostics.
     """
     kind = target_kind(config)
     diagnostics, are_many = _check_texts(tables, spec, kind)

@@ -180,6 +180,9 @@ def column_from_texts(
         cells: Strings, as a sequence or an Arrow array; None and null are missing.
         comma_is_decimal: Whether a comma cannot be a thousands separator, because the file uses
             another separator of cells.
+
+    Returns:
+        The column.
     """
     cells = _string_array(cells)
     numbers = _cast_all(cells)
@@ -207,6 +210,9 @@ def column_from_values(values: Iterable[object], source: str) -> Column:
     Args:
         values: One-dimensional values: numbers, booleans, times, texts, or a mixture.
         source: The name of the column in errors.
+
+    Returns:
+        The column.
 
     Raises:
         TypeError: If the values have several dimensions.

@@ -42,6 +42,9 @@ def read_csv(path: Path, client_column: str = "") -> Table:
         path: The file.
         client_column: The column that names clients, if there is one.
 
+    Returns:
+        The table.
+
     Raises:
         UsageError: If the file cannot be read.
     """
@@ -60,6 +63,9 @@ def parse_csv(data: bytes, separator: str, path: Path, client_column: str = "") 
         separator: The separator of cells.
         path: The file, for errors.
         client_column: The column that names clients, if there is one.
+
+    Returns:
+        The table.
 
     Raises:
         UsageError: If the bytes are no table.

@@ -100,6 +100,9 @@ def describe_tables(
         config: Options of tables.
         rng: Draws the splits, like that of the run.
         diagnostics: Problems and notes from reading the files.
+
+    Returns:
+        Clients, columns, target and problems.
     """
     prepared = prepare_tables(tables, config, rng, diagnostics)
     fitted = prepared.fitted

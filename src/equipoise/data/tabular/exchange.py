@@ -65,6 +65,9 @@ def compute_statistics(
         spec: The target; without it, all columns are inputs.
         config: Options of columns.
         train_rows: The indices of its training rows, if not all are.
+
+    Returns:
+        Counts and sums of the client's training rows.
     """
     train = table if train_rows is None else table.take(np.sort(train_rows))
     target_columns = spec.columns if spec else ()
@@ -130,6 +133,9 @@ def fit_columns(
         messages: The statistics of all clients.
         spec: The target; without it, all columns are described as inputs.
         config: Options of columns.
+
+    Returns:
+        The encoder of each column, and diagnostics.
     """
     messages, diagnostics = _align(messages)
     target = None
@@ -241,6 +247,14 @@ def fit_on_server_rows(folder: Path, num_clients: int, config: ColumnConfig) -> 
     """Fit the preprocessor to the server's public rows alone.
 
     No client sends anything, so the names of clients are their numbers.
+
+    Args:
+        folder: The folder with the server's public rows.
+        num_clients: Number of clients of the run.
+        config: Options of columns.
+
+    Returns:
+        The fitted preprocessor.
     """
     public, spec = _read_labelled(folder, "public", config)
     messages = [compute_statistics(SERVER, public, spec, config)]
@@ -249,7 +263,18 @@ def fit_on_server_rows(folder: Path, num_clients: int, config: ColumnConfig) -> 
 
 
 def merge_files(paths: Sequence[Path], config: ColumnConfig) -> tuple[Preprocessor, list[str]]:
-    """Fit the preprocessor to files that `summarise_site` wrote; see `merge_messages`."""
+    """Fit the preprocessor to files that `summarise_site` wrote; see `merge_messages`.
+
+    Args:
+        paths: The files.
+        config: Options of columns.
+
+    Returns:
+        The fitted preprocessor, and its notes.
+
+    Raises:
+        UsageError: If a file is given twice or cannot be read.
+    """
     texts = {}
     for path in paths:
         try:

@@ -58,7 +58,19 @@ def read_tables(path: Path, client_column: str, config: TableConfig) -> ClientTa
 def scan_tables(
     path: Path, client_column: str, config: TableConfig
 ) -> tuple[ClientTables, list[Diagnostic]]:
-    """Read the rows of all clients like `read_tables`, but return problems instead of raising."""
+    """Read the rows of all clients like `read_tables`, but return problems instead of raising.
+
+    Args:
+        path: A folder with one file per client, or one file.
+        client_column: The column that names the client, in one file.
+        config: Options of reading.
+
+    Returns:
+        The tables, and diagnostics.
+
+    Raises:
+        UsageError: If there is no such file or folder.
+    """
     import_extra("pyarrow", "reading tables")
     if path.is_dir():
         tables, diagnostics = _read_folder(path)
@@ -81,6 +93,12 @@ def tables_from_values(clients: Mapping[str, TableLike], server: TableLike = Non
     Args:
         clients: A table for each client's name; see `table_from_values`.
         server: The server's table, if it has one.
+
+    Returns:
+        The tables of all clients.
+
+    Raises:
+        UsageError: If there are no clients.
     """
     if not clients:
         raise UsageError("there are no clients: give at least one table")
@@ -117,6 +135,9 @@ def split_by_client(
 
     Returns:
         The tables, whose columns are views of one array each, and diagnostics.
+
+    Raises:
+        UsageError: If the table has no such column, or no row with a client.
     """
     if client_column not in table.columns:
         columns = ", ".join(map(repr, table.columns))
@@ -235,6 +256,9 @@ def read_table(path: Path, client_column: str = "") -> Table:
     Args:
         path: The file.
         client_column: The column that names clients, if there is one.
+
+    Returns:
+        The table.
 
     Raises:
         UsageError: If the file cannot be read.

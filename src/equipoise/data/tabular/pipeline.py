@@ -88,6 +88,9 @@ def prepare_tables(
         config: Options of tables.
         rng: Draws the splits.
         diagnostics: Problems and notes from reading the files.
+
+    Returns:
+        The tables with the splits of their rows, and how columns are encoded.
     """
     all_diagnostics = list(diagnostics)
     columns = next(iter(tables.clients.values())).columns
@@ -129,6 +132,9 @@ def build_federation(
         config: Options of tables.
         rng: Draws the splits.
         for_trees: Whether the model is made of trees, see `Preprocessor`.
+
+    Returns:
+        The federation, with its preprocessor and notes.
 
     Raises:
         UsageError: If tables cannot be used; all problems are listed.

@@ -447,7 +447,18 @@ class Preprocessor(
 
     @staticmethod
     def from_json(text: str, source: str) -> Preprocessor:
-        """Read the result of `to_json`; `source` is its name in errors."""
+        """Read the result of `to_json`; `source` is its name in errors.
+
+        Args:
+            text: The JSON text.
+            source: Its name in errors.
+
+        Returns:
+            The preprocessor.
+
+        Raises:
+            UsageError: If the text is damaged or of another version.
+        """
         preprocessor = from_json(Preprocessor, text, source)
         if preprocessor.version != FORMAT_VERSION:
             raise UsageError(
@@ -473,7 +484,16 @@ class Preprocessor(
 
 
 def fit_client_scale(client: str, encoders: tuple[Encoder, ...], table: Table) -> ClientScale:
-    """Compute one client's means and standard deviations, after missing values are filled."""
+    """Compute one client's means and standard deviations, after missing values are filled.
+
+    Args:
+        client: Name of the client.
+        encoders: The encoders of all columns, fitted.
+        table: The client's training rows.
+
+    Returns:
+        Mean and standard deviation of each numeric column.
+    """
     means = []
     scales = []
     for encoder in encoders:

@@ -92,9 +92,8 @@ def _ordered_pairs(
     rank_sum = float(ranks[inverse][is_class].sum())
     ordered = rank_sum - num_class * (num_class + 1) / 2
     num_pairs = float(num_class * (len(is_class) - num_class))
-    if (
-        is_text
-    ):  # rates without the row itself are lower for rows of the class, if texts say nothing
+    if is_text:
+        # Rates without the row itself are lower for rows of the class where texts say nothing.
         ordered = max(ordered, num_pairs / 2)
     return Association(name, label, (ordered, num_pairs))
 
@@ -300,6 +299,12 @@ def count_shared_rows(
     tables: Sequence[Table], names: Sequence[str], train_rows: Ints, test_rows: Ints
 ) -> int:
     """Count test rows that equal a training row in all of these columns.
+
+    Args:
+        tables: The tables of all clients.
+        names: The columns that are compared.
+        train_rows: Numbers of the training rows, over all tables in their order.
+        test_rows: Numbers of the test rows.
 
     Returns:
         The number; 0 if such rows are rare, or if rows are so alike that they prove nothing.

@@ -93,6 +93,9 @@ def infer_column(
         messages: Statistics of all clients.
         index: The place of the column in them.
         config: Options of columns.
+
+    Returns:
+        The encoder, or why the column is dropped; and diagnostics.
     """
     column = merge_columns([message.columns[index] for message in messages])
     if column.num_rows == column.num_missing:

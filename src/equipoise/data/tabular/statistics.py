@@ -26,9 +26,7 @@ MIN_TYPE_SHARE = 0.9  # share of values that makes a column one of numbers, or o
 HISTOGRAM_DIGITS = 3  # significant digits of the bins of a histogram
 MAX_MAGNITUDE = 1e100  # of a number in a table; sums of squares of more would overflow
 MAX_COUNTED_TEXTS = 1000  # distinct texts of a column that a client counts one by one
-EXACT_POWERS = np.array(
-    [float(10**k) for k in range(23)]
-)  # the powers of ten that are exact floats
+EXACT_POWERS = np.array([float(10**k) for k in range(23)])  # powers of ten that are exact floats
 ALWAYS_COUNTED_TEXTS = 10  # this few distinct texts are counted even if most rows have their own
 
 

@@ -166,6 +166,9 @@ def parse_target(config: ColumnConfig, columns: Iterable[str], source: str) -> T
         columns: The names of the columns.
         source: The name of the tables in errors.
 
+    Returns:
+        How the target is read.
+
     Raises:
         UsageError: If there is no such column, or a threshold is not a number.
     """
@@ -208,6 +211,11 @@ def infer_target(
     messages: Sequence[ClientStatistics], spec: TargetSpec, config: ColumnConfig
 ) -> tuple[Target | None, TargetSpec, list[Diagnostic]]:
     """Decide what the target is, from the statistics of all clients.
+
+    Args:
+        messages: The statistics of each client.
+        spec: What the user said of the target.
+        config: Options of columns.
 
     Returns:
         The target (None if there are problems), how it is read, and diagnostics.

@@ -44,6 +44,9 @@ def shrunk_advantages(accuracy: Tensor, is_known: Tensor, num_val_rows: Tensor) 
         accuracy: Of the model after installing each part `[..., C, P]`; the last is the own model.
         is_known: Whether the client has probed `[..., C]`.
         num_val_rows: Validation rows `[..., C]`.
+
+    Returns:
+        The advantages, with their uncertainty.
     """
     known = is_known.to(DTYPE)[..., None]
     top = mean_of_known(accuracy.max(-1, keepdim=True).values, known).clamp(min=TINY)

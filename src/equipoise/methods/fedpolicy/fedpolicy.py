@@ -157,7 +157,11 @@ class FedPolicy(ComposedMethod):
 
     @cached_property
     def agent(self) -> policies.Policy:
-        """The policy."""
+        """The policy.
+
+        Raises:
+            UsageError: If there is no such policy.
+        """
         config = PolicyConfig(self.sets, self.choices, self.policy_file)
         if self.policy in POLICIES:
             return POLICIES[self.policy](config)

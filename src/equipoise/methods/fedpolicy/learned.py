@@ -43,7 +43,17 @@ class TrainedPolicy(GatePolicy):
     def observe(
         self, server: Server, client_table: State, policy_state: State, ids: Tensor
     ) -> tuple[Tensor, State]:
-        """Let the gate decide, and return the features of these clients `[K, F]`."""
+        """Let the gate decide, and return the features of these clients `[K, F]`.
+
+        Args:
+            server: The server of this round.
+            client_table: What is recorded of all clients.
+            policy_state: The policy's own state.
+            ids: The clients `[K]`.
+
+        Returns:
+            The features, and the policy's new state.
+        """
         part, policy_state = GatePolicy.decide(self, server, client_table, policy_state, ids)
         everybody = torch.arange(server.task.info.num_clients)
         seen = Observation(

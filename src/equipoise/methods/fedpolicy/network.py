@@ -153,7 +153,13 @@ def init_network(generator: torch.Generator) -> PolicyNetwork:
 
 
 def save_network(network: PolicyNetwork, path: Path, about: Mapping[str, object]) -> None:
-    """Write a policy as JSON, with a note on how it was trained."""
+    """Write a policy as JSON, with a note on how it was trained.
+
+    Args:
+        network: The trained network.
+        path: File to write.
+        about: Options and seed of the training.
+    """
     layers = []
     for name, layer in network._asdict().items():
         rows = [f"[{', '.join(f'{value:.4f}' for value in row)}]" for row in layer.tolist()]

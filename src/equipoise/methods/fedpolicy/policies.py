@@ -265,7 +265,13 @@ def _without_probes(part: Tensor) -> Assignment:
 
 
 def stratified_random_parts(server: Server, config: PolicyConfig, ids: Tensor) -> Tensor:
-    """Return random parts `[K]`: in a round each allowed part goes to equally many clients."""
+    """Return random parts `[K]`: in a round each allowed part goes to equally many clients.
+
+    Args:
+        server: The server of this round.
+        config: The parts and which of them are allowed.
+        ids: The clients `[K]`.
+    """
     allowed = config.allowed_mask.nonzero()[:, 0]
     draws = server.uniform_per_client(ids, 1, rng.POLICY[2])[:, 0]
     rank = draws.argsort().argsort()
@@ -316,7 +322,14 @@ class ProbingPolicy(Policy):
     def decide(
         self, server: Server, client_table: State, policy_state: State, ids: Tensor
     ) -> tuple[Tensor, State]:
-        """Return the parts `[K]` that these clients hold from now on, and the policy state."""
+        """Return the parts `[K]` that these clients hold from now on, and the policy state.
+
+        Args:
+            server: The server of this round.
+            client_table: What is recorded of all clients.
+            policy_state: The policy's own state.
+            ids: The clients `[K]`.
+        """
 
     def record_probes(
         self, server: Server, policy_state: State, ids: Tensor, scores: Tensor

@@ -189,7 +189,17 @@ def outputs(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sgd_step(model: Model, x: Tensor, y: Tensor, lr: Tensor) -> Model:
-    """Take a step on the mean cross-entropy of mini-batches, with a rate `[E, C]` per client."""
+    """Take a step on the mean cross-entropy of mini-batches, with a rate `[E, C]` per client.
+
+    Args:
+        model: Models of E federations of C clients.
+        x: Inputs of the mini-batches.
+        y: Labels of the mini-batches.
+        lr: Learning rates `[E, C]`.
+
+    Returns:
+        The models after the step.
+    """
     hidden, logits = outputs(model, x)
     error = torch.softmax(logits, -1)
     error.scatter_add_(-1, y[..., None], torch.full_like(error[..., :1], -1.0))
@@ -205,7 +215,14 @@ def sgd_step(model: Model, x: Tensor, y: Tensor, lr: Tensor) -> Model:
 
 
 def accuracy(model: Model, x: Tensor, y: Tensor, size: Tensor) -> Tensor:
-    """Return the accuracy `[E, C]` on the first `size` rows."""
+    """Return the accuracy `[E, C]` on the first `size` rows.
+
+    Args:
+        model: Models of E federations of C clients.
+        x: Inputs, padded.
+        y: Labels, padded.
+        size: Rows of each client that count `[E, C]`.
+    """
     is_right = outputs(model, x)[1].argmax(-1) == y
     counts = torch.arange(y.shape[-1]) < size[..., None]
     return (is_right & counts).sum(-1) / size
@@ -222,6 +239,9 @@ def train_clients(
         lr: Rates `[E]`.
         draws: Uniform numbers `[max steps, E, C, BATCH_ROWS]` that choose rows.
         steps: Steps of each client `[E, C]`.
+
+    Returns:
+        The trained models.
     """
     inputs = data.x.shape[-1]
     for step, draw in enumerate(draws):
@@ -233,7 +253,13 @@ def train_clients(
 
 
 def install(parts: Tensor, received: Model, own: Model) -> Model:
-    """Return the models that clients start from, having installed parts `[E, C]`."""
+    """Return the models that clients start from, having installed parts `[E, C]`.
+
+    Args:
+        parts: The part that each client installs `[E, C]`.
+        received: The server's models.
+        own: The clients' own models.
+    """
     takes = FOUR_PARTS.membership[parts]
     body = takes[..., 0, None]
     head = takes[..., 1, None]
@@ -282,6 +308,9 @@ def finetune(own: Model, data: Federations, draws: Tensor) -> Model:
         own: Models of the clients.
         data: Their data.
         draws: Uniform numbers `[max steps, E, C, BATCH_ROWS]` that choose rows.
+
+    Returns:
+        The models, fine-tuned or unchanged.
     """
     steps = (TUNING_EPOCHS * data.size / BATCH_ROWS).ceil().long()
     tuned = train_clients(own, data, TUNING_RATE * data.lr, draws, steps)
@@ -352,7 +381,13 @@ class Memory(NamedTuple):
         )
 
     def after_probe(self, received: Model, own: Model, data: Federations) -> Memory:
-        """Return the memory after all clients scored all parts on their validation rows."""
+        """Return the memory after all clients scored all parts on their validation rows.
+
+        Args:
+            received: The server's models.
+            own: The clients' own models.
+            data: The federations.
+        """
         scores = [
             accuracy(
                 install(torch.full_like(self.parts, part), received, own),
@@ -397,7 +432,18 @@ class Memory(NamedTuple):
 def play(
     data: Federations, rounds: int, replicas: int, choose: Choose, generator: torch.Generator
 ) -> Episode:
-    """Run all federations to the end; replicas have the same start and mini-batches."""
+    """Run all federations to the end; replicas have the same start and mini-batches.
+
+    Args:
+        data: The federations, each `replicas` times in a row.
+        rounds: Rounds of an episode.
+        replicas: Copies of each federation, which differ in their actions only.
+        choose: The policy: parts from features.
+        generator: Draws starts and mini-batches.
+
+    Returns:
+        Features, actions and rewards of the episode.
+    """
     count, clients = data.size.shape
     distinct = count // replicas
 

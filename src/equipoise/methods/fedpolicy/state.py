@@ -79,7 +79,14 @@ class BlockSets:
         return len(self.names)
 
     def check(self, task: Task) -> None:
-        """Raise a UsageError if the sets do not fit the blocks of the task's model."""
+        """Raise a UsageError if the sets do not fit the blocks of the task's model.
+
+        Args:
+            task: The task of the run.
+
+        Raises:
+            UsageError: If the sets do not fit the blocks of the task's model.
+        """
         if self.names != PAPER_PARTS:
             for block in self.blocks:
                 if block not in task.info.blocks:
@@ -206,13 +213,25 @@ def init_client_table(num_clients: int, parts: BlockSets) -> State:
 
 
 def write_rows(table: State, ids: Tensor, rows: State) -> State:
-    """Return the table with new rows `[K, ...]` for these clients in some of its columns."""
+    """Return the table with new rows `[K, ...]` for these clients in some of its columns.
+
+    Args:
+        table: Columns with one row per client of the federation.
+        ids: The clients `[K]`.
+        rows: Their new rows by column.
+    """
     columns = {name: table[name].index_copy(0, ids, values) for name, values in rows.items()}
     return {**table, **columns}
 
 
 def block_ages(client_table: State, ids: Tensor, round: int) -> Tensor:
-    """Return `[K, B]`: rounds since each client installed each block."""
+    """Return `[K, B]`: rounds since each client installed each block.
+
+    Args:
+        client_table: What is recorded of all clients.
+        ids: The clients `[K]`.
+        round: The current round.
+    """
     ages: Tensor = round - client_table["installed_round"][ids]
     return ages
 
@@ -220,7 +239,18 @@ def block_ages(client_table: State, ids: Tensor, round: int) -> Tensor:
 def record_parts(
     client_table: State, ids: Tensor, parts: BlockSets, installed: Tensor, round: int
 ) -> State:
-    """Record that these clients replied, having installed these parts `[K]`."""
+    """Record that these clients replied, having installed these parts `[K]`.
+
+    Args:
+        client_table: What is recorded of all clients.
+        ids: The clients `[K]`.
+        parts: The sets of blocks.
+        installed: The part that each installed `[K]`.
+        round: The current round.
+
+    Returns:
+        The new table.
+    """
     now = torch.full_like(ids, round)
     old_rounds = client_table["installed_round"][ids]
     rows = {

@@ -128,7 +128,13 @@ def set_last_transition(state: State, key: str, **values: Tensor) -> State:
 
 
 def init_state(config: ddpg.Config, state_dim: int, action_dim: int) -> PlayerState:
-    """Return a player before its first round; the networks are drawn in `init_networks`."""
+    """Return a player before its first round; the networks are drawn in `init_networks`.
+
+    Args:
+        config: Hyper-parameters of DDPG.
+        state_dim: Dimension of the state.
+        action_dim: Dimension of the action.
+    """
     u = torch.zeros(ddpg.init_draws(config, state_dim, action_dim))
     return {
         "ddpg": ddpg.init(config, state_dim, action_dim, u),
@@ -140,7 +146,16 @@ def init_state(config: ddpg.Config, state_dim: int, action_dim: int) -> PlayerSt
 
 
 def init_networks(party: Client | Server, config: ddpg.Config, player: PlayerState) -> PlayerState:
-    """Draw the networks of a player in its first round, when seed and client are known."""
+    """Draw the networks of a player in its first round, when seed and client are known.
+
+    Args:
+        party: The client or the server whose agent it is.
+        config: Hyper-parameters of DDPG.
+        player: The player so far.
+
+    Returns:
+        The player, with networks.
+    """
     is_new = player["num_turns"] == 0
     any_new = party.any_client(is_new) if isinstance(party, Client) else bool(is_new)
     if not any_new:
@@ -266,7 +281,13 @@ class ClientPolicy:
         return {}, state
 
     def learn(self, server: Server, state: State, metrics: Params) -> State:
-        """Learn at the server from what clients reported; return the server's state."""
+        """Learn at the server from what clients reported; return the server's state.
+
+        Args:
+            server: The server of this round.
+            state: The server's state.
+            metrics: What the clients reported `[K, ...]`.
+        """
         return state
 
 
@@ -536,13 +557,29 @@ class ServerPolicy:
     def observe(
         self, server: Server, player: PlayerState, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor, PlayerState]:
-        """Return s_CS(t) and the player."""
+        """Return s_CS(t) and the player.
+
+        Args:
+            server: The server of this round.
+            player: The server's agent.
+            ids: The clients that replied `[K]`.
+            updates: Their updates, stacked `[K, ...]`.
+        """
         raise NotImplementedError
 
     def decide(
         self, turn: ServerTurn, player: PlayerState, observation: Tensor
     ) -> tuple[Tensor, PlayerState]:
-        """Complete the last transition, learn, and choose a_CS(t) for the turn's clients."""
+        """Complete the last transition, learn, and choose a_CS(t) for the turn's clients.
+
+        Args:
+            turn: The round, as the server's agent sees it.
+            player: The server's agent.
+            observation: The state s_CS(t).
+
+        Returns:
+            The action a_CS(t), and the player.
+        """
         return act_and_learn(turn.server, turn.config, player, observation, turn.learning)
 
 
@@ -689,7 +726,13 @@ def client_features(
 
 
 def client_scores(config: ddpg.Config, agent: ddpg.AgentState, features: Tensor) -> Tensor:
-    """Return mu(s) `[K]` in [-1, 1] for the features `[K, 8]` of a cohort of any size."""
+    """Return mu(s) `[K]` in [-1, 1] for the features `[K, 8]` of a cohort of any size.
+
+    Args:
+        config: Hyper-parameters of DDPG.
+        agent: The agent, one network for all clients.
+        features: Features of the clients.
+    """
     policy = ddpg.export_policy(config, agent)
     return ddpg.apply_policy(config, policy, features, 1).squeeze(-1)
 

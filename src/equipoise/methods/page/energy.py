@@ -175,7 +175,13 @@ def computation_energy(p: Params, samples: Tensor) -> Tensor:
 
 
 def radio_energy(p: Params, power: Tensor, bits: float) -> Tensor:
-    """Return E_com, equations (14) and (15): power times the time at Shannon's rate."""
+    """Return E_com, equations (14) and (15): power times the time at Shannon's rate.
+
+    Args:
+        p: The channel: bandwidth, gain and noise.
+        power: Transmit power in watts.
+        bits: Size of the message.
+    """
     rate = p["bandwidth"] * torch.log2(1 + p["gain"] * power / (p["noise"] * p["bandwidth"]))
     return power * bits / rate
 
@@ -241,7 +247,13 @@ def affordable_epochs(cost: RoundEnergy) -> Tensor:
 
 
 def next_multiplier(multiplier: Tensor, excess: Tensor, dual_lr: float) -> Tensor:
-    """Return lambda_i(t+1), equation (17): the gradient in lambda is -b, and lambda >= 0."""
+    """Return lambda_i(t+1), equation (17): the gradient in lambda is -b, and lambda >= 0.
+
+    Args:
+        multiplier: The multiplier lambda_i(t).
+        excess: The relative excess b_i over the budget.
+        dual_lr: Learning rate of the multiplier.
+    """
     return (multiplier + dual_lr * excess).clamp(min=0.0)
 
 
@@ -292,6 +304,11 @@ def penalise(client: Client, state: EnergyState, dual_lr: float) -> tuple[Tensor
     """Return lambda_i b_i, to be subtracted from the reward, and the state with the next lambda_i.
 
     The log shows the energy, the relative excess and the multiplier of every client.
+
+    Args:
+        client: The client after training.
+        state: Its energy state.
+        dual_lr: Learning rate of the multiplier.
     """
     cost = state["cost"]
     relative_excess = excess(cost, client.hparams.epochs)

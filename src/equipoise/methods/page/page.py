@@ -121,19 +121,38 @@ def absolute_epochs(action: Tensor, max_epochs: int) -> Tensor:
 
 
 def absolute_lr(action: Tensor, lr_min: float, lr_max: float) -> Tensor:
-    """Map [-1, 1] to [lr_min, lr_max] on a log scale; 0 is the geometric mean."""
+    """Map [-1, 1] to [lr_min, lr_max] on a log scale; 0 is the geometric mean.
+
+    Args:
+        action: The agent's action in [-1, 1].
+        lr_min: The smallest rate.
+        lr_max: The largest rate.
+    """
     return lr_min * torch.exp((action + 1) / 2 * math.log(lr_max / lr_min))
 
 
 def relative_epochs(action: Tensor, configured: Tensor, max_epochs: int) -> Tensor:
-    """Return half to twice the configured epochs, at most `max_epochs` or the configured."""
+    """Return half to twice the configured epochs, at most `max_epochs` or the configured.
+
+    Args:
+        action: The agent's action in [-1, 1].
+        configured: Epochs that the run configures.
+        max_epochs: The most epochs that an agent may choose.
+    """
     upper = configured.clamp(min=max_epochs)
     epochs = (configured * MAX_EPOCHS_FACTOR**action).round().clamp(min=1)
     return torch.minimum(epochs, upper).long()
 
 
 def relative_lr(action: Tensor, configured: Tensor, lr_min: float, lr_max: float) -> Tensor:
-    """Return a tenth to ten times the configured rate, within the bounds unless it is outside."""
+    """Return a tenth to ten times the configured rate, within the bounds unless it is outside.
+
+    Args:
+        action: The agent's action in [-1, 1].
+        configured: Learning rate that the run configures.
+        lr_min: The smallest rate.
+        lr_max: The largest rate.
+    """
     lower = configured.clamp(max=lr_min)
     upper = configured.clamp(min=lr_max)
     return torch.minimum(torch.maximum(configured * MAX_LR_FACTOR**action, lower), upper)
@@ -212,7 +231,13 @@ class GameVariant:
         return "test" if self.authors_code else "public"
 
     def epochs(self, action: Tensor, configured: Tensor, max_epochs: int) -> Tensor:
-        """Return alpha_i; the authors' code stores it as it is, unrounded."""
+        """Return alpha_i; the authors' code stores it as it is, unrounded.
+
+        Args:
+            action: The agent's action in [-1, 1].
+            configured: Epochs that the run configures.
+            max_epochs: The most epochs that an agent may choose.
+        """
         if self.authors_code:
             return action.round().clamp(min=1).long()
         if self.relative_actions:
@@ -220,7 +245,14 @@ class GameVariant:
         return absolute_epochs(action, max_epochs)
 
     def lr(self, action: Tensor, configured: Tensor, lr_min: float, lr_max: float) -> Tensor:
-        """Return eta_i; the authors' code stores it as it is."""
+        """Return eta_i; the authors' code stores it as it is.
+
+        Args:
+            action: The agent's action in [-1, 1].
+            configured: Learning rate that the run configures.
+            lr_min: The smallest rate.
+            lr_max: The largest rate.
+        """
         if self.authors_code:
             return action
         if self.relative_actions:
