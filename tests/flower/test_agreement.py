@@ -20,7 +20,7 @@ from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
 from equipoise.data.tabular.exchange import merge_files, summarise_site
 from equipoise.experiment import runner as runs
-from equipoise.experiment.evaluation import AloneConfig, own_scores, train_alone
+from equipoise.experiment.evaluation import LocalBaselineConfig, own_scores, train_alone
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
@@ -277,12 +277,12 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
         model = load_file(
             sites / f"state-{name}" / "test" / f"client-{client}" / "models" / "global.safetensors"
         )
-        alone = train_alone(task, client, settings.training, AloneConfig(0, 3, 3))
+        alone = train_alone(task, client, settings.training, LocalBaselineConfig(0, 3, 3))
         global_ = RunFolder(tmp_path / "run").model("global").read_tensors()
         own = own_scores(task, client, model, 0, {"local": alone, "global": global_})
         for key, value in {
             **{f"personal_{n}": v for n, v in own.scores.items()},
-            **own.beside,
+            **own.columns,
         }.items():
             assert columns[key][client] == pytest.approx(value, rel=1e-5)
         assert columns["personal_auc_low"][client] <= columns["personal_auc"][client]

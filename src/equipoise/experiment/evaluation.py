@@ -52,7 +52,7 @@ from equipoise.records.scores import ClientFinalScores, Evaluations, Scores
 from equipoise.records.summary import Finetuned, ModelScore, Newcomers
 from equipoise.simulation.executor_selection import EXECUTORS, ExecutorPlan, MakeExecutor
 from equipoise.simulation.executors import CohortRequest, Loop, init_client_states
-from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.simulation.server_loop import FederatedSimulation
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils import pytree, rng
 from equipoise.utils.errors import UsageError
@@ -111,7 +111,7 @@ class FinalScores:
 
 
 def _with(scores: Scores, others: Mapping[str, float]) -> Scores:
-    """Add the scores that are missing; no scores stay no scores."""
+    """Add the scores that are missing; empty scores stay empty."""
     if not scores:
         return Scores({})
     missing = {name: value for name, value in others.items() if name not in scores}
@@ -423,6 +423,9 @@ def site_rows(
         models: Models by kind.
         name: Name of the client; its id if empty.
         split: Split of its rows.
+
+    Returns:
+        The rows with their outputs by kind of model.
     """
     x, y = task.client_rows(client, split)
     with torch.no_grad():
@@ -451,7 +454,9 @@ def comparison_columns(metric: str, kinds: Iterable[str]) -> list[str]:
     return [*names, "one_class"]
 
 
-def train_alone(task: Task, client: int, training: TrainingConfig, config: AloneConfig) -> Params:
+def train_alone(
+    task: Task, client: int, training: TrainingConfig, config: LocalBaselineConfig
+) -> Params:
     """Train one client alone, as a remote client does: the baseline without communication.
 
     Args:
@@ -477,7 +482,7 @@ def train_alone(task: Task, client: int, training: TrainingConfig, config: Alone
     return state.local_params
 
 
-class AloneConfig(NamedTuple):
+class LocalBaselineConfig(NamedTuple):
     """How long a client trains alone."""
 
     seed: int
@@ -488,8 +493,10 @@ class AloneConfig(NamedTuple):
     """Rounds that the run planned, which schedules of the learning rate follow."""
 
 
-def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation) -> FinalScores:
-    """Collect the scores that remote clients report; a missing score is NaN."""
+def _reported_scores(
+    global_metrics: Mapping[str, float], simulation: FederatedSimulation
+) -> FinalScores:
+    """Add the scores that remote clients report to those of the server; a missing one is NaN."""
     ids: list[int] = simulation.store.ids.tolist()
     has_global = simulation.method.has_global(simulation.task)
     params = simulation.params if has_global else {}
@@ -497,26 +504,24 @@ def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation
         simulation.store.ids, params, simulation.rounds_done
     )
 
-    def columns(part: str) -> dict[str, list[float]]:
-        parts: dict[int, Mapping[str, float]] = {
-            client: getattr(own, part) for client, own in reported.items()
-        }
-        names = dict.fromkeys(name for one in parts.values() for name in one)
-        return {name: [parts.get(client, {}).get(name, np.nan) for client in ids] for name in names}
+    scores = _columns_of({client: own.scores for client, own in reported.items()}, ids)
+    personal = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
+    columns = _columns_of({client: own.columns for client, own in reported.items()}, ids)
+    return FinalScores(global_metrics, personal, columns)
 
-    personal = {
-        name: torch.tensor(values, dtype=torch.float64)
-        for name, values in columns("scores").items()
-    }
-    return FinalScores(found, personal, columns("beside"))
+
+def _columns_of(
+    numbers: Mapping[int, Mapping[str, float]], ids: list[int]
+) -> dict[str, list[float]]:
+    """Return the numbers of clients as columns in the order of `ids`; a missing one is NaN."""
+    names = dict.fromkeys(name for by_name in numbers.values() for name in by_name)
+    return {name: [numbers.get(client, {}).get(name, np.nan) for client in ids] for name in names}
 
 
 def _train_alone(simulation: FederatedSimulation, make: MakeExecutor) -> Params:
     """Train every client alone for as many rounds; return the models ``[K, ...]``."""
-    s = simulation.schedule
-    schedule = RoundLoopConfig(
-        s.num_rounds, s.seed, s.participation, s.executor, s.num_rounds, keep_models=True
-    )
+    num_rounds = simulation.schedule.num_rounds
+    schedule = replace(simulation.schedule, eval_every=num_rounds, keep_models=True)
     alone = FederatedSimulation(Local(), simulation.task, simulation.training, schedule, make)
     for _ in range(simulation.rounds_done):
         alone.run_round()
@@ -559,7 +564,7 @@ def hold_out(task: ExperimentTask, share: float, seed: int) -> ExperimentTask:
 
 
 def score_heldout_clients(
-    simulation: FederatedSimulation, task: ExperimentTask, choice: ExecutorPlan
+    simulation: FederatedSimulation, task: ExperimentTask, plan: ExecutorPlan
 ) -> Newcomers:
     """Score clients that were held out of training after some local training.
 
@@ -568,29 +573,32 @@ def score_heldout_clients(
     Args:
         simulation: The finished simulation.
         task: Its task, with the clients that were held out.
-        choice: Executor and threads.
+        plan: Executor and threads.
 
     Returns:
         Test scores after 0, 1 and 5 epochs of local training; of agents, after some steps.
     """
     heldout = task.heldout_clients
     assert heldout is not None
-    s = simulation.schedule
-    training = simulation.training.at(s.num_rounds, s.num_rounds)
+    schedule = simulation.schedule
+    training = simulation.training.at(schedule.num_rounds, schedule.num_rounds)
     if isinstance(task, DeepRLTask) and isinstance(heldout, DeepRLTask):
-        adapted = heldout_returns(task, heldout, simulation.method, simulation.params, s.seed)
+        adapted = heldout_returns(
+            task, heldout, simulation.method, simulation.params, schedule.seed
+        )
         return Newcomers(
             heldout.info.num_clients, {steps: Scores(scores) for steps, scores in adapted.items()}
         )
     ids = torch.arange(heldout.info.num_clients)
     method = FedAvg()
-    executor = choice.make(method, heldout, training, s.seed, s.num_rounds)
+    executor = plan.make(method, heldout, training, schedule.seed, schedule.num_rounds)
     lr = torch.full((len(ids),), training.lr, dtype=torch.float64)
     after: dict[int, Scores] = {}
     for epochs in ADAPTATION_EPOCHS:
-        train = LocalHParams(torch.full_like(ids, epochs), lr)
-        down = ServerMessage(simulation.params, dict.fromkeys(heldout.info.blocks, True), train)
-        result = newcomer_round(executor, s.num_rounds + 1, down, splits=("test",))
+        hparams = LocalHParams(torch.full_like(ids, epochs), lr)
+        sent_blocks = dict.fromkeys(heldout.info.blocks, True)
+        message = ServerMessage(simulation.params, sent_blocks, hparams)
+        result = newcomer_round(executor, schedule.num_rounds + 1, message, splits=("test",))
         scores = result.scores["test"]["trained"]
         means = {name: float(value.double().mean()) for name, value in scores.items()}
         after[epochs] = Scores(
@@ -600,7 +608,7 @@ def score_heldout_clients(
 
 
 @dataclass(frozen=True)
-class Sweep(Method):
+class FinetuningSweep(Method):
     """Fine-tune the personal model of every client at every learning rate.
 
     The upload is the scores ``[rates, 1 + epochs]`` before and during fine-tuning.
@@ -613,7 +621,8 @@ class Sweep(Method):
     def train(self, client: Client) -> tuple[Params, State]:
         """Fine-tune at every learning rate; the scores are the state."""
         paths = [
-            self._path(client, number, share) for number, share in enumerate(FINETUNE_LR_FACTORS)
+            self._finetune(client, number, factor)
+            for number, factor in enumerate(FINETUNE_LR_FACTORS)
         ]
         scores = {name: torch.stack([path[name] for path in paths]) for name in paths[0]}
         return client.start, scores
@@ -622,19 +631,17 @@ class Sweep(Method):
         """Upload the scores."""
         return ClientUpdate({}, metrics=client.state), client.state
 
-    def _path(self, client: Client, number: int, share: float) -> Params:
+    def _finetune(self, client: Client, number: int, factor: float) -> Params:
         """Fine-tune at one learning rate; return scores ``[1 + epochs]`` by name."""
         params = client.start
-        done = 0
+        epochs_done = 0
         path = [self._scores(client, params)]
+        lr = client.hparams.lr * factor
         for epochs in FINETUNE_EPOCHS:
-            train = LocalHParams(
-                torch.full_like(client.hparams.epochs, epochs - done), client.hparams.lr * share
-            )
-            params = client.fit(
-                params, hparams=train, stream=number * len(FINETUNE_EPOCHS) + len(path)
-            )
-            done = epochs
+            hparams = LocalHParams(torch.full_like(client.hparams.epochs, epochs - epochs_done), lr)
+            stream = number * len(FINETUNE_EPOCHS) + len(path)
+            params = client.fit(params, hparams=hparams, stream=stream)
+            epochs_done = epochs
             path.append(self._scores(client, params))
         return {name: torch.stack([scores[name] for scores in path]) for name in path[0]}
 
@@ -666,24 +673,24 @@ def score_finetuned(simulation: FederatedSimulation) -> Finetuned:
     first = simulation.training.at(1, schedule.num_rounds)
     ids, models = simulation.personal_models()
     executor = EXECUTORS[schedule.executor](
-        Sweep(), task, first, schedule.seed, schedule.num_rounds
+        FinetuningSweep(), task, first, schedule.seed, schedule.num_rounds
     )
     client_state = ClientState(models, {}, task.init_data_state(torch.from_numpy(ids)))
-    down = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
+    message = ServerMessage(simulation.params, dict.fromkeys(task.info.blocks, False))
     request = CohortRequest(
-        schedule.num_rounds + 1, torch.from_numpy(ids), down, client_state, splits=()
+        schedule.num_rounds + 1, torch.from_numpy(ids), message, client_state, splits=()
     )
     reply = executor.run_clients(request).stack
     assert reply is not None
-    out = reply.update.metrics
+    metrics = reply.update.metrics
     sign = 1 if task.info.higher_is_better else -1
-    rate, step = _best_setting(sign * out[f"val {task.info.metric}"].double())
-    head = out[f"test {task.info.metric}"][:, rate, step].double()
+    rate, step = _best_setting(sign * metrics[f"val {task.info.metric}"].double())
+    primary = metrics[f"test {task.info.metric}"][:, rate, step].double()
     scores = {
-        task.info.metric: float(head.mean()),
-        "loss": float(out["test loss"][:, rate, step].double().mean()),
-        "std": float(head.std(correction=0)),
-        "p10": float(np.quantile(head.numpy(), 0.1)),
+        task.info.metric: float(primary.mean()),
+        "loss": float(metrics["test loss"][:, rate, step].double().mean()),
+        "std": float(primary.std(correction=0)),
+        "p10": float(np.quantile(primary.numpy(), 0.1)),
     }
     lr = first.lr * FINETUNE_LR_FACTORS[rate] if step else None
     return Finetuned(Scores(scores), lr, (0, *FINETUNE_EPOCHS)[step])

@@ -55,8 +55,7 @@ from equipoise.records.summary import (
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
-from equipoise.simulation.attacks import hostile_clients, with_attack
-from equipoise.simulation.attacks import parse_attack as parse_attack
+from equipoise.simulation.attacks import hostile_clients, parse_attack, with_attack
 from equipoise.simulation.client_store import MemoryBudget
 from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, to_device
 from equipoise.simulation.ipc import ProcessGroup

@@ -24,7 +24,7 @@ from equipoise.core import (
     State,
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
-from equipoise.experiment.evaluation import AloneConfig, own_scores, train_alone
+from equipoise.experiment.evaluation import LocalBaselineConfig, own_scores, train_alone
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.row_outputs import GLOBAL, LOCAL, PERSONAL
 from equipoise.experiment.runner import build_task
@@ -211,7 +211,7 @@ class Node:
         num_rows = self._num_rows("test")
         rules = self.config.rules
         may_leave = {name: rules.may_leave(name, num_rows) for name in own.scores}
-        baselines = _without_nan(own.beside)
+        baselines = _without_nan(own.columns)
         if not rules.may_leave(self.task.info.metric, num_rows):
             baselines = dict.fromkeys(baselines)
         if not rules.samples and "test_rows" in baselines:
@@ -239,7 +239,7 @@ class Node:
             return {}
         run = self.settings.run
         rounds = min(codec.read_int(metadata, "rounds", 1), run.rounds)
-        config = AloneConfig(run.seed, rounds, run.rounds)
+        config = LocalBaselineConfig(run.seed, rounds, run.rounds)
         rivals = {LOCAL: train_alone(self.task, self.config.client, self.settings.training, config)}
         if global_ := tree.get("global"):
             codec.check_like(global_, self.task.init_params(run.seed), "global")

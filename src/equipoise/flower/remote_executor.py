@@ -280,7 +280,7 @@ class RemoteExecutor(Executor):
             return like
         kinds = [PERSONAL, LOCAL, *([GLOBAL] if params else [])]
         names = comparison_columns(self.task.info.metric, kinds)
-        return replace(like, beside=dict.fromkeys([*like.beside, *names], math.nan))
+        return replace(like, columns=dict.fromkeys([*like.columns, *names], math.nan))
 
     def _for_one(self, client: int, accepted_round: int) -> Metadata:
         """Return the metadata of one client's message."""
@@ -363,7 +363,7 @@ def _scores(answer: bytes | str | None, client: int, like: ClientFinalScores) ->
     _, metadata = codec.decode_reply(answer, HEADER_BYTES, client=client)
     return ClientFinalScores(
         codec.read_numbers(metadata, "scores", like.scores),
-        codec.read_numbers(metadata, "baselines", like.beside),
+        codec.read_numbers(metadata, "baselines", like.columns),
     )
 
 

@@ -159,6 +159,9 @@ def cohort_means(measurements: Params, num_examples: Tensor) -> CohortMeans:
     Args:
         measurements: The clients' measurements, `[K]` or `[K, 3]`.
         num_examples: Data sizes `[K]`.
+
+    Returns:
+        The means, weighted by data size.
     """
 
     def mean_loss(losses: Tensor) -> Tensor:
@@ -346,6 +349,9 @@ def amplified_momentum(
         r: By layer, see :func:`median_update_rms`.
         step: The coefficients.
         state: The state of :func:`init_momentum`.
+
+    Returns:
+        The new model, and the new state.
     """
     num_steps = state["num_steps"] + 1
     velocity: Params = {}
@@ -355,8 +361,8 @@ def amplified_momentum(
         velocity[name] = step.momentum * state["momentum"][name] + d
         old = state["mean_sq_change"][name]
         mean_sq_change[name] = old + (d.square() - old) / num_steps.to(old)
-        wanted = step.amplification.to(r[name]) * r[name]
-        factors = amplification_factors(mean_sq_change[name], wanted, step.exponent)
+        target = step.amplification.to(r[name]) * r[name]
+        factors = amplification_factors(mean_sq_change[name], target, step.exponent)
         new[name] = w[name] + velocity[name] * factors
     return new, {
         "momentum": velocity,
@@ -366,12 +372,15 @@ def amplified_momentum(
 
 
 def amplification_factors(mean_sq_change: Tensor, target: Tensor, exponent: float) -> Tensor:
-    """Return max(1, wanted / q)^exponent for each coordinate of a layer, with the base <= 100.
+    """Return max(1, c r / q)^exponent for each coordinate of a layer, with a base of at most 100.
 
     Args:
-        mean_sq_change: Mean squared change q of each coordinate over clients.
-        target: The value `wanted` up to which a coordinate is amplified.
-        exponent: Exponent c of the amplification.
+        mean_sq_change: q^2, the mean squared change of each coordinate over rounds.
+        target: c r, a scalar.
+        exponent: Exponent of the factor, see :func:`amplification_decay`.
+
+    Returns:
+        Factors in the shape of the layer.
     """
     q = mean_sq_change.sqrt() + RMS_FLOOR_SHARE * mean_sq_change.mean().sqrt() + TINY
     return (target / q).clamp(1.0, MAX_COORDINATE_FACTOR) ** exponent

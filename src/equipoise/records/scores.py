@@ -125,5 +125,5 @@ class ClientFinalScores:
 
     scores: Mapping[str, float]
     """All metrics of the task on the client's test rows."""
-    beside: Mapping[str, float]
+    columns: Mapping[str, float]
     """Further columns of clients.csv: confidence interval and baselines of the metric."""

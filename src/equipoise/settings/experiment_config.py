@@ -23,7 +23,7 @@ from equipoise.privacy.config import PrivacyConfig
 from equipoise.privacy.planning import RoundPlan, check_one_round, choose_noise
 from equipoise.settings.option_registry import OptionTable, options, resolve_names
 from equipoise.settings.run_config import RunConfig
-from equipoise.simulation.attacks import parse_attack as parse_attack
+from equipoise.simulation.attacks import parse_attack
 from equipoise.tasks import AUTO_MODEL, TaskSpec, find_task
 from equipoise.utils.errors import UsageError, did_you_mean, refuse_all
 from equipoise.wrappers.deadline import with_deadline_epochs

@@ -44,9 +44,14 @@ from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
+MAX_RELATIVE_DURATION = 0.9
+"""Rounds must become this much shorter to leave the even split: moved clients bring states along.
+"""
+SPEED_STEPS = 2  # relative times per step are rounded to halves: noise must not move clients
+
 
 class Worker:
-    """The clients of one process: the leader's own share and all others use this code."""
+    """The clients of one process. The leader and all other processes use this code."""
 
     def __init__(
         self,
@@ -131,8 +136,8 @@ class Worker:
             "seconds": seconds,
         }
         if len(call["weights"]):
-            everyone = torch.ones(len(ids), dtype=torch.bool)
-            answer |= self.sum_chunks({"accepted": everyone, "weights": call["weights"]})
+            all_accepted = torch.ones(len(ids), dtype=torch.bool)
+            answer |= self.sum_chunks({"accepted": all_accepted, "weights": call["weights"]})
         return answer
 
     def commit(self, call: State) -> State:
@@ -235,6 +240,7 @@ def serve(worker: Worker, group: ProcessGroup) -> None:
 
 
 def _handle_safely(worker: Worker, call: State) -> State:
+    """Return the answer to a message, or the error, which the leader raises."""
     try:
         return worker.answer(call)
     except UsageError as error:
@@ -243,10 +249,6 @@ def _handle_safely(worker: Worker, call: State) -> State:
         return {"lost": str(error)}
     except Exception:
         return {"failed": traceback.format_exc()}
-
-
-MAX_RELATIVE_DURATION = 0.9  # clients that change their process take what they hold with them
-SPEED_STEPS = 2  # per doubling of the time that a process takes beside the fastest
 
 
 def assign_chunks(loads: list[float], step_times: list[float]) -> list[int]:
@@ -288,7 +290,7 @@ def _longest_first(loads: list[float], step_times: list[float]) -> list[int]:
     ends = [0.0] * len(step_times)
     process_of_chunk = [0] * len(loads)
     for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
-        # Of processes that would finish it at the same time, the one that has less to do.
+        # Where several would finish it at the same time, choose the one with the least work.
         finish_times = [
             (end + loads[chunk] * step_time, end)
             for end, step_time in zip(ends, step_times, strict=True)
@@ -309,14 +311,15 @@ class WorkerSpeed:
         self._warm = [False] * processes
 
     def update(self, process: int, load: float, seconds: float) -> None:
-        """Update the time per step of a process; its first round is a warm-up.
+        """Update the time per step of a process. Its first round is a warm-up.
 
         Args:
             process: Rank of the process.
             load: Local steps that it was assigned.
             seconds: How long it took.
         """
-        if not load:  # or a process that was slow once would never be asked again
+        if not load:
+            # Approach the fastest, so that a process that was slow once is tried again.
             self._seconds[process] = (self._seconds[process] + self._fastest) / 2
         elif self._warm[process]:
             last = self._seconds[process]
@@ -326,6 +329,7 @@ class WorkerSpeed:
 
     @property
     def _fastest(self) -> float:
+        """The least measured time per step; 0 without a measurement."""
         return min((seconds for seconds in self._seconds if seconds), default=0.0)
 
     @property
@@ -531,6 +535,7 @@ class MultiProcessExecutor(Executor):
         return moves
 
     def _raise_failure(self, answer: State, process: int) -> State:
+        """Return an answer; raise the error if it reports one."""
         if "refused" in answer:
             raise UsageError(answer["refused"])
         if "lost" in answer:
