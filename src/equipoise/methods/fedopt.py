@@ -38,6 +38,8 @@ class AdaptiveServer(Method):
     and v a second moment of D by the rule of the subclass. m starts at 0 and v at tau^2.
     """
 
+    family: ClassVar[str] = "one-model"
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
     server_rate: float = option(0.1, "server learning rate eta", above=0)
     beta_one: float = option(0.9, "decay beta_1 of the mean update", low=0, below=1)
     tau: float = option(
@@ -53,6 +55,9 @@ class AdaptiveServer(Method):
         Args:
             v: The last second moment of a parameter, in its shape.
             squared_update: D^2, in the same shape.
+
+        Returns:
+            v, in the same shape.
         """
 
     def init_server(self, task: Task, params: Params) -> State:
@@ -85,8 +90,6 @@ class FedAdagrad(AdaptiveServer):
     """Set v <- v + D^2. Without momentum by default, as in the paper."""
 
     name: ClassVar[str] = "fedadagrad"
-    family: ClassVar[str] = "one-model"
-    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
     beta_one: float = with_default(AdaptiveServer, "beta_one", 0.0)
 
     def next_second_moment(self, v: Tensor, squared_update: Tensor) -> Tensor:
@@ -99,8 +102,6 @@ class FedAdam(AdaptiveServer):
     """Set v <- beta_2 v + (1 - beta_2) D^2."""
 
     name: ClassVar[str] = "fedadam"
-    family: ClassVar[str] = "one-model"
-    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
     beta_two: float = option(0.99, "decay beta_2 of the squared updates", low=0, below=1)
 
     def next_second_moment(self, v: Tensor, squared_update: Tensor) -> Tensor:
@@ -113,8 +114,6 @@ class FedYogi(AdaptiveServer):
     """Set v <- v - (1 - beta_2) D^2 sign(v - D^2)."""
 
     name: ClassVar[str] = "fedyogi"
-    family: ClassVar[str] = "one-model"
-    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
     beta_two: float = option(0.99, "decay beta_2 of the squared updates", low=0, below=1)
 
     def next_second_moment(self, v: Tensor, squared_update: Tensor) -> Tensor:

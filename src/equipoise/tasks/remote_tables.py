@@ -45,7 +45,7 @@ class RemoteTablesConfig(ColumnConfig, TreeOptions):
     classes: int = option(2, "number of classes; labels are 0 to classes - 1", low=2)
     val_share: float = option(
         0.1,
-        "share of a client's training rows that is num_val for validation; 0 for none",
+        "share of a client's training rows kept for validation; 0 for none",
         low=0,
         below=1,
     )

@@ -113,12 +113,12 @@ class GatePolicy(ProbingPolicy):
     ) -> tuple[Tensor, State]:
         """Say who leaves, and choose each client's part."""
         scores = policy_state["smoothed_scores"]
-        everybody = torch.arange(len(scores))
-        found = shrunk_advantages(
-            scores, policy_state["probe_round"] > 0, server.task.num_rows(everybody, "val")
+        all_ids = torch.arange(len(scores))
+        advantages = shrunk_advantages(
+            scores, policy_state["probe_round"] > 0, server.task.num_rows(all_ids, "val")
         )
         over = (server.round - 1) / server.num_rounds
-        advantage = (found.center + found.deviation)[ids]
+        advantage = (advantages.center + advantages.deviation)[ids]
         gain = (scores[:, BODY_PART] - scores[:, NONE_PART])[ids]
         has_left = policy_state["has_left"][ids]
         evidence = GateEvidence(advantage, gain, mean_alignment(policy_state)[ids])
@@ -197,6 +197,6 @@ def leaving_clients(is_worse: Tensor, gain: Tensor, shares: Tensor) -> Tensor:
         shares: Which clients share so far `[..., K]`; at most half of them leave at once.
     """
     is_worse = is_worse & shares
-    most = (LEAVE_SHARE * shares.sum(-1, keepdim=True) + 0.5).floor().clamp(min=1)
+    max_leaving = (LEAVE_SHARE * shares.sum(-1, keepdim=True) + 0.5).floor().clamp(min=1)
     rank = torch.where(is_worse, gain, math.inf).argsort(stable=True).argsort(stable=True)
-    return is_worse & (rank < most)
+    return is_worse & (rank < max_leaving)

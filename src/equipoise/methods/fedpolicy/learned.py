@@ -55,21 +55,21 @@ class TrainedPolicy(GatePolicy):
             The features, and the policy's new state.
         """
         part, policy_state = GatePolicy.decide(self, server, client_table, policy_state, ids)
-        everybody = torch.arange(server.task.info.num_clients)
-        seen = Observation(
+        all_ids = torch.arange(server.task.info.num_clients)
+        observation = Observation(
             smoothed=policy_state["smoothed_scores"],
             accuracy=policy_state["scores"],
             previous=policy_state["previous_scores"],
             is_known=policy_state["probe_round"] > 0,
             installs=FOUR_PARTS.membership[client_table["installed_part"]],
-            num_rows=server.task.num_examples(everybody),
-            num_val_rows=server.task.num_rows(everybody, "val"),
+            num_rows=server.task.num_examples(all_ids),
+            num_val_rows=server.task.num_rows(all_ids, "val"),
             time_left=torch.tensor(1.0 - (server.round - 1) / server.num_rounds),
             gate_part=policy_state["part"].index_copy(0, ids, part),
             has_left=policy_state["has_left"],
             alignment=mean_alignment(policy_state),
         )
-        return client_features(seen)[ids], policy_state
+        return client_features(observation)[ids], policy_state
 
     def decide(
         self, server: Server, client_table: State, policy_state: State, ids: Tensor

@@ -88,74 +88,149 @@ VIEWS = ("plain", "turned", "scrambled", "relabelled")
 VIEW_SHARES = (0.65, 0.15, 0.1, 0.1)
 
 
+class Population(NamedTuple):
+    """How the clients of one federation differ: G groups, each with its view of the data.
+
+    Attributes:
+        centers: Centres of the clusters of inputs `[CLASSES, MODES, INPUTS]`.
+        turns: Rotations `[4, INPUTS, INPUTS]` of the clients of a turned group.
+        group_of: The group of each client `[C]`.
+        views: The view of each group `[G]`, a place in `VIEWS`.
+        is_skewed: Whether the labels of a group are skewed `[G]`.
+        log_alpha: Logarithm of the Dirichlet concentration of its labels `[G]`.
+        has_few: Whether its clients have a quarter of the rows `[G]`.
+        size_sigma: Standard deviation of the log sizes.
+        typical_size: Median of the sizes.
+    """
+
+    centers: Tensor
+    turns: Tensor
+    group_of: Tensor
+    views: Tensor
+    is_skewed: Tensor
+    log_alpha: Tensor
+    has_few: Tensor
+    size_sigma: float
+    typical_size: float
+
+    def describe(self) -> str:
+        """Return the name of the population: the view, labels and sizes of each group."""
+        names = []
+        for group, view in enumerate(self.views.tolist()):
+            skew = f"skewed {self.log_alpha[group].exp():.2f}" if self.is_skewed[group] else "even"
+            few = ", few rows" if self.has_few[group] else ""
+            names.append(f"{VIEWS[view]}, {skew}{few}")
+        return " | ".join(names)
+
+
+def _uniform(low: float, high: float, count: int, generator: torch.Generator) -> Tensor:
+    """Draw uniform numbers `[count]` between two bounds."""
+    return low + (high - low) * torch.rand(count, generator=generator)
+
+
+def draw_population(clients: int, generator: torch.Generator) -> Population:
+    """Draw a population of clients that need different things.
+
+    Args:
+        clients: Number C of clients.
+        generator: The source of randomness.
+
+    Returns:
+        The population.
+    """
+    separation = float(_uniform(0.9, 2.0, 1, generator))
+    centers = torch.randn(CLASSES, MODES, INPUTS, generator=generator)
+    rotations = torch.linalg.qr(torch.randn(4, INPUTS, INPUTS, generator=generator)).Q
+    num_groups = int(torch.randint(1, 4, (1,), generator=generator))
+    return Population(
+        centers=separation * centers / math.sqrt(2),
+        turns=rotations,
+        group_of=torch.arange(clients) * num_groups // clients,
+        views=torch.multinomial(torch.tensor(VIEW_SHARES), num_groups, True, generator=generator),
+        is_skewed=torch.rand(num_groups, generator=generator) < 0.6,
+        log_alpha=_uniform(math.log(0.08), math.log(1.0), num_groups, generator),
+        has_few=torch.rand(num_groups, generator=generator) < 0.35,
+        size_sigma=float(_uniform(0.0, 0.7, 1, generator)),
+        typical_size=float(_uniform(40, 90, 1, generator)),
+    )
+
+
+def draw_client(
+    population: Population, client: int, rows: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, int]:
+    """Draw the data of one client.
+
+    Args:
+        population: The population.
+        client: Number of the client.
+        rows: Rows that are drawn, of which `size` are for training.
+        generator: The source of randomness.
+
+    Returns:
+        Inputs `[rows, INPUTS]`, labels `[rows]` and the number of training rows.
+    """
+    group = int(population.group_of[client])
+    shares = torch.full((CLASSES,), 1.0 / CLASSES)
+    if population.is_skewed[group]:
+        alpha = population.log_alpha[group].exp().expand(CLASSES)
+        shares = _sample_gamma(alpha, generator).clamp(min=1e-6)
+    label = torch.multinomial(shares, rows, True, generator=generator)
+    mode = torch.randint(MODES, (rows,), generator=generator)
+    inputs = population.centers[label, mode] + torch.randn(rows, INPUTS, generator=generator)
+    view = VIEWS[population.views[group]]
+    if view == "turned":
+        inputs = inputs @ population.turns[client % 4]
+    elif view == "scrambled":
+        inputs = inputs[:, torch.randperm(INPUTS, generator=generator)]
+        inputs = inputs * torch.where(torch.randn(INPUTS, generator=generator) > 0, 1.0, -1.0)
+    elif view == "relabelled":
+        label = torch.randperm(CLASSES, generator=generator)[label]
+    log_size = population.size_sigma * float(torch.randn(1, generator=generator))
+    size = population.typical_size * math.exp(log_size)
+    if population.has_few[group]:
+        size *= 0.25
+    return inputs, label, min(max(round(size), 8), MAX_ROWS)
+
+
 def draw_federations(count: int, clients: int, generator: torch.Generator) -> Federations:
-    """Draw populations of clients that need different things."""
+    """Draw federations, each with a population of its own.
 
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(*shape, generator=generator)
+    Args:
+        count: Number E of federations.
+        clients: Number C of clients of each.
+        generator: The source of randomness.
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    drawn: dict[str, list[Tensor]] = {name: [] for name in ("x", "y", "size", "val_size")}
-    kinds = []
+    Returns:
+        Their data, and how each is trained.
+    """
     max_val = MAX_ROWS // 4
     rows = MAX_ROWS + max_val + TEST_ROWS
+    kinds: list[str] = []
+    inputs: list[Tensor] = []
+    labels: list[Tensor] = []
+    sizes: list[int] = []
     for _ in range(count):
-        separation = float(uniform(0.9, 2.0, 1))
-        centers = separation * normal(CLASSES, MODES, INPUTS) / math.sqrt(2)
-        turns = torch.linalg.qr(normal(4, INPUTS, INPUTS)).Q
-        num_groups = int(torch.randint(1, 4, (1,), generator=generator))
-        group_of = torch.arange(clients) * num_groups // clients
-        views = torch.multinomial(torch.tensor(VIEW_SHARES), num_groups, True, generator=generator)
-        is_skewed = torch.rand(num_groups, generator=generator) < 0.6
-        log_alpha = uniform(math.log(0.08), math.log(1.0), num_groups)
-        has_few = torch.rand(num_groups, generator=generator) < 0.35
-        spread = float(uniform(0.0, 0.7, 1))
-        typical = float(uniform(40, 90, 1))
-        names = []
-        for group in range(num_groups):
-            skew = f"skewed {log_alpha[group].exp():.2f}" if is_skewed[group] else "even"
-            few = ", few rows" if has_few[group] else ""
-            names.append(f"{VIEWS[views[group]]}, {skew}{few}")
-        kinds.append(" | ".join(names))
+        population = draw_population(clients, generator)
+        kinds.append(population.describe())
         for client in range(clients):
-            group = int(group_of[client])
-            shares = torch.full((CLASSES,), 1.0 / CLASSES)
-            if is_skewed[group]:
-                alpha = log_alpha[group].exp().expand(CLASSES)
-                shares = _sample_gamma(alpha, generator).clamp(min=1e-6)
-            label = torch.multinomial(shares, rows, True, generator=generator)
-            mode = torch.randint(MODES, (rows,), generator=generator)
-            inputs = centers[label, mode] + normal(rows, INPUTS)
-            if VIEWS[views[group]] == "turned":
-                inputs = inputs @ turns[client % 4]
-            elif VIEWS[views[group]] == "scrambled":
-                inputs = inputs[:, torch.randperm(INPUTS, generator=generator)]
-                inputs = inputs * torch.where(normal(INPUTS) > 0, 1.0, -1.0)
-            elif VIEWS[views[group]] == "relabelled":
-                label = torch.randperm(CLASSES, generator=generator)[label]
-            size = typical * math.exp(spread * float(normal(1)))
-            if has_few[group]:
-                size *= 0.25
-            size = min(max(round(size), 8), MAX_ROWS)
-            drawn["x"].append(inputs)
-            drawn["y"].append(label)
-            drawn["size"].append(torch.tensor(size))
-            drawn["val_size"].append(torch.tensor(max(2, size // 4)))
-    x = torch.stack(drawn["x"]).reshape(count, clients, rows, INPUTS) / 2
-    y = torch.stack(drawn["y"]).reshape(count, clients, rows)
+            client_inputs, client_labels, size = draw_client(population, client, rows, generator)
+            inputs.append(client_inputs)
+            labels.append(client_labels)
+            sizes.append(size)
+    x = torch.stack(inputs).reshape(count, clients, rows, INPUTS) / 2
+    y = torch.stack(labels).reshape(count, clients, rows)
+    size_of = torch.tensor(sizes).reshape(count, clients)
     val = slice(MAX_ROWS, MAX_ROWS + max_val)
     return Federations(
         x=x[:, :, :MAX_ROWS],
         y=y[:, :, :MAX_ROWS],
-        size=torch.stack(drawn["size"]).reshape(count, clients),
+        size=size_of,
         val_x=x[:, :, val],
         val_y=y[:, :, val],
-        val_size=torch.stack(drawn["val_size"]).reshape(count, clients),
+        val_size=(size_of // 4).clamp(min=2),
         test_x=x[:, :, -TEST_ROWS:],
         test_y=y[:, :, -TEST_ROWS:],
-        lr=uniform(math.log(0.3), math.log(1.2), count).exp(),
+        lr=_uniform(math.log(0.3), math.log(1.2), count, generator).exp(),
         falls=torch.rand(count, generator=generator) < 0.7,
         epochs=torch.randint(1, 3, (count,), generator=generator),
         momentum=0.5 * (torch.rand(count, generator=generator) < 0.5),

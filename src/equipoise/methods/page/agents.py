@@ -331,7 +331,7 @@ class PerClientAgents(ClientPolicy):
 
 @dataclass(frozen=True)
 class SharedAgent(ClientPolicy):
-    """One DDPG agent for all clients, trained at the server on everybody's transitions.
+    """One DDPG agent for all clients, trained at the server on the transitions of all clients.
 
     The actor is sent to the clients, which act with it and upload one transition per round.
     """

@@ -822,7 +822,7 @@ def _accuracy_and_loss(client: Client, params: Params, split: str) -> tuple[Tens
 
 
 def _clip_outlying_reports(updates: ClientUpdate) -> ClientUpdate:
-    """Winsorise what clients report of their models: nobody's report is far from all others'."""
+    """Winsorise what clients report of their models, so that no report is far from the others."""
     clipped = {
         name: winsorize(value) if name in MODEL_REPORTS else value
         for name, value in updates.metrics.items()
