@@ -105,10 +105,11 @@ class Steps(Schedule):
     """See :func:`steps`."""
 
     values: tuple[tuple[int, float], ...]
+    """Pairs of completed rounds and the value after them, ascending."""
 
     def at(self, round: int, rounds: int) -> float:
         """Return the value of the last step before the round."""
-        return next(value for done, value in reversed(self.values) if done < round)
+        return next(value for first, value in reversed(self.values) if first < round)
 
     @property
     def bounds(self) -> tuple[float, ...]:
@@ -117,7 +118,7 @@ class Steps(Schedule):
 
     def __str__(self) -> str:
         """Return the schedule as it is written in options."""
-        steps = (f"{done}: {_format_number(value)}" for done, value in self.values)
+        steps = (f"{first}: {_format_number(value)}" for first, value in self.values)
         return f"steps({{{', '.join(steps)}}})"
 
 
@@ -163,14 +164,14 @@ def steps(values: Mapping[int, float]) -> Schedule:
     Raises:
         UsageError: If there is no value at 0, or a key is not a whole number of at least 0.
     """
-    wrong = not isinstance(values, Mapping) or any(
-        type(done) is not int or done < 0 for done in values
+    is_invalid = not isinstance(values, Mapping) or any(
+        type(first) is not int or first < 0 for first in values
     )
-    if wrong or 0 not in values:
+    if is_invalid or 0 not in values:
         raise UsageError(
             "steps takes values by the rounds done before, from 0 on, such as steps({0: 1, 50: 5})"
         )
-    return Steps(tuple((done, _check_number(values[done])) for done in sorted(values)))
+    return Steps(tuple((first, _check_number(values[first])) for first in sorted(values)))
 
 
 def constant(value: float) -> Schedule:
@@ -217,12 +218,14 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def _check_number(value: float) -> float:
+    """Return a number as a float; refuse what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"a schedule goes over numbers, and {value!r} is none")
     return float(value)
 
 
 def _format_number(value: float) -> str:
+    """Write a number so that it is read back to the bit, without a decimal point if it is whole."""
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
@@ -265,21 +268,21 @@ class Constraint:
         """The bounds in words; empty without bounds."""
         if self.choices:
             return f"one of {', '.join(choice or 'nothing' for choice in self.choices)}"
-        least = (self.low, self.above)
-        most = (self.high, self.below)
-        if least != (None, None) and most != (None, None) and self.high != math.inf:
+        lower = self.low if self.above is None else self.above
+        upper = self.high if self.below is None else self.below
+        if lower is not None and upper is not None and self.high != math.inf:
             left = "[" if self.above is None else "("
             right = "]" if self.below is None else ")"
-            return f"in {left}{_first_bound(least):g}, {_first_bound(most):g}{right}"
-        words = {
+            return f"in {left}{lower:g}, {upper:g}{right}"
+        bounds = {
             "at least": self.low,
             "above": self.above,
             "at most": self.high,
             "below": self.below,
         }
         return " or ".join(
-            "inf" if bound == math.inf else f"{word} {bound:g}"
-            for word, bound in words.items()
+            "inf" if bound == math.inf else f"{relation} {bound:g}"
+            for relation, bound in bounds.items()
             if bound is not None
         )
 
@@ -351,20 +354,17 @@ class OptionType:
         return math.floor(number + 0.5) if self.type is int else float(number)
 
 
+@functools.cache
 def option_types(config: type) -> dict[str, OptionType]:
     """Return the types of a config's options by name."""
-    return _kinds(config)
-
-
-@functools.cache
-def _kinds(config: type) -> dict[str, OptionType]:
     hints = get_type_hints(config)
-    kinds = {}
+    types: dict[str, OptionType] = {}
     for item in dataclasses.fields(config):
         hint = hints[item.name]
-        over_rounds = get_origin(hint) is Scheduled
-        kinds[item.name] = OptionType(get_args(hint)[0] if over_rounds else hint, over_rounds)
-    return kinds
+        allows_schedule = get_origin(hint) is Scheduled
+        value_type = get_args(hint)[0] if allows_schedule else hint
+        types[item.name] = OptionType(value_type, allows_schedule)
+    return types
 
 
 def describe_expected(kind: OptionType, rule: Constraint) -> str:
@@ -414,25 +414,26 @@ class Options:
             kind = known[item.name]
             rule = constraint_of(item)
             value = getattr(self, item.name)
-            plain = 0 if rule.auto and value == AUTO else value
-            plain = _convert(kind, plain)
-            if plain is MISSING or not _is_allowed(kind, rule, plain):
+            converted = _convert(kind, 0 if rule.auto and value == AUTO else value)
+            if converted is MISSING or not _is_allowed(kind, rule, converted):
                 problems.append(invalid_value_message(item.name, value, kind, rule))
-            elif plain is not value:
-                object.__setattr__(self, item.name, plain)
+            elif converted is not value:
+                object.__setattr__(self, item.name, converted)
         if problems:
             raise UsageError("; ".join(problems))
 
     def at(self, round: int, rounds: int) -> Self:
         """Return the config of one round, with schedules replaced by their values."""
-        moving: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for name, kind in option_types(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, Schedule):
-                moving[name] = kind.round_value(value.at(round, rounds))
-            elif isinstance(value, Options) and (now := value.at(round, rounds)) is not value:
-                moving[name] = now  # a method around another
-        return dataclasses.replace(self, **moving) if moving else self
+                changed[name] = kind.round_value(value.at(round, rounds))
+            elif isinstance(value, Options):  # a method around another
+                inner = value.at(round, rounds)
+                if inner is not value:
+                    changed[name] = inner
+        return dataclasses.replace(self, **changed) if changed else self
 
 
 def _convert(kind: OptionType, value: Any) -> Any:
@@ -454,13 +455,10 @@ def _convert(kind: OptionType, value: Any) -> Any:
 
 
 def _is_allowed(kind: OptionType, rule: Constraint, value: Any) -> bool:
+    """Tell whether a value, or every value of a schedule, is within the bounds."""
     if isinstance(value, Schedule):
         return all(rule.allows(kind.round_value(extreme)) for extreme in value.bounds)
     return kind.type not in TYPE_NAMES or rule.allows(value)
-
-
-def _first_bound(pair: tuple[float | None, float | None]) -> float:
-    return next(bound for bound in pair if bound is not None)
 
 
 def parse(name: str, text: str, kind: OptionType, rule: Constraint) -> Any:

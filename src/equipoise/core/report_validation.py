@@ -1,6 +1,8 @@
-"""Validation of the numbers that clients report beside their models.
+"""Validation of what clients report, and bounds on the influence of one client.
 
-A method declares a range per value. A client that reports a value outside of it is left out.
+A method declares a range per value that is reported beside the models. A client that reports a
+value outside of it is left out. The second half of the file bounds how far the accepted changes may
+move the model.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from equipoise.core import (
     Task,
     TrainingConfig,
 )
+from equipoise.core.method import hparams_like
 from equipoise.core.report_validation import UNBOUNDED, InfluenceBounds, hparam_violations
 from equipoise.data.federated_dataset import Ints
 from equipoise.records.rounds import (
@@ -496,10 +497,7 @@ class FederatedSimulation:
         for age in range(1, int(replies.staleness.max()) + 1):
             round = server.round - age
             training = self.training.at(round, server.num_rounds)
-            earlier = LocalHParams(
-                torch.full_like(proposed.epochs, training.epochs),
-                torch.full_like(proposed.lr, training.lr),
-            )
+            earlier = hparams_like(proposed, training.epochs, training.lr)
             low, high = self.method.at(round, server.num_rounds).allowed_hparams(
                 self.task, earlier, round, server.num_rounds, server_chose
             )

@@ -20,6 +20,7 @@ from equipoise.core.messages import ROW_WEIGHTS, LinearGradients, LinearStack
 from equipoise.data.federated_dataset import Ints, Split
 from equipoise.training import batching
 from equipoise.training.network import LinearParamNames, Network
+from equipoise.utils import pytree
 from equipoise.utils import rng as random
 
 VECTOR_SIZE = 16
@@ -173,11 +174,20 @@ class _GradientSgd:
         sort: Tensor,
         reorder: Tensor | None,
     ) -> None:
+        """Copy the models in sorted order.
+
+        Args:
+            task: Network and data.
+            request: Request of all clients, `[K, ...]`.
+            rng: Training settings.
+            sort: The sorted order `[K]`.
+            reorder: The same; None if it is the order of the request.
+        """
         self._params = {
             name: _trainable_copy(value, reorder, name in task.transposed_params)
             for name, value in request.params.items()
         }
-        self._aux = _index(request.aux, sort)
+        self._aux = pytree.index(request.aux, sort)
         self._optimizer = _BatchedSgd(request, rng, sort)
         self.anchor_moves = self._optimizer.anchor_moves
         self._gradient_fn = _gradient_fn(task, request)
@@ -198,7 +208,7 @@ class _GradientSgd:
         if active < self._active:
             self._active = active
             self._active_params = {name: value[:active] for name, value in self._params.items()}
-            self._active_aux = _index(self._aux, slice(active))
+            self._active_aux = pytree.index(self._aux, slice(active))
         model = {**self._active_params, **context} if context else self._active_params
         gradients = self._gradient_fn(model, self._active_aux, x, y, weight)
         self._optimizer.step(model, gradients, active)
@@ -220,6 +230,7 @@ class _BatchedSgd:
     """The update of `sgd.fit` on a prefix of the stack, in as few kernels as possible."""
 
     def __init__(self, request: LocalTrainRequest, rng: RngContext, sort: Tensor) -> None:
+        """Copy rates, corrections and anchors in the order `sort` `[K]` of the models."""
         self.clamp = request.clamp
         self.names = request.trainable
         self.momentum = rng.training.momentum
@@ -361,14 +372,6 @@ def _per_client(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:
 def _expand_like(value: Tensor, like: Tensor) -> Tensor:
     """Reshape `[K]` to `[K, 1, ..., 1]` with the number of axes of `like`."""
     return value.reshape(-1, *[1] * (like.dim() - 1))
-
-
-def _index(tree: State, rows: Tensor | slice) -> State:
-    """Index the leading axis of every tensor of a nested dictionary."""
-    return {
-        key: _index(value, rows) if isinstance(value, dict) else value[rows]
-        for key, value in tree.items()
-    }
 
 
 # --- closed form of linear models --------------------------------------------------------------
