@@ -7,14 +7,16 @@ from equipoise.core import (
     Client,
     ClientUpdate,
     LocalHParams,
+    Server,
     ServerMessage,
     State,
     TrainingConfig,
 )
+from equipoise.core.report_validation import memory_factors
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.scaffold import Scaffold
 from equipoise.simulation.attacks import hostile_clients, with_attack
-from equipoise.simulation.executors import Loop
+from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
@@ -105,6 +107,76 @@ def test_a_change_of_c_that_does_not_follow_from_the_model_is_refused() -> None:
         false = change.clone()
         false[2] = lie
         assert refused(false) == [2]
+
+
+@dataclass(frozen=True)
+class Unbounded(Scaffold):
+    """Clients may move c against itself as far as they like."""
+
+    def memory_limits(
+        self, server: Server, ids: torch.Tensor, moves: torch.Tensor
+    ) -> tuple[torch.Tensor, State]:
+        return torch.ones_like(moves), server.state
+
+
+def run_of_24(method: Scaffold, attack: str) -> FederatedSimulation:
+    """Return a run of 20 rounds with 24 clients, one of which may be hostile."""
+    task = small_task("linear", clients=24, size_sigma=0.0, samples=120)
+    make = with_attack(Stacked, attack) if attack else Stacked
+    config = RoundLoopConfig(20, 0, 1.0, "stacked", 20, True)
+    simulation = FederatedSimulation(method, task, task.info.training, config, make)
+    for _ in range(20):
+        simulation.run_round()
+    return simulation
+
+
+def test_the_bound_on_what_a_client_moves_c_leaves_honest_runs_to_the_bit() -> None:
+    bounded, free = (run_of_24(method, "") for method in (Scaffold(), Unbounded()))
+    assert largest_difference(bounded.params, free.params) == 0.0
+    assert largest_difference(bounded.server_state["c"], free.server_state["c"]) == 0.0
+    assert float(bounded.server_state["moved"].abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("attack", ["under", "cap"])
+def test_a_lie_about_the_model_and_c_together_does_not_add_up_over_the_rounds(attack: str) -> None:
+    liar = int(hostile_clients(0, 24, 1 / 24)[0])
+
+    def left_in_c(method: Scaffold) -> float:
+        """Return the norm of N c without the variates of honest clients."""
+        run = run_of_24(method, f"{attack}:{1 / 24}")
+        rest = [
+            24 * run.server_state["c"][name] - c.sum(0) + c[liar]
+            for name, c in run.store.state["c"].items()
+        ]
+        return float(torch.cat([value.flatten() for value in rest]).norm())
+
+    assert left_in_c(Scaffold()) < 0.6 * left_in_c(Unbounded())
+
+
+def test_moves_of_c_by_hand() -> None:
+    """The length of c is 0.25; of what others have moved it to, 0.2 is the most but one."""
+    moved = torch.tensor([0.0, 0.1, 0.2, 0.1, 0.2, -0.3], dtype=torch.float64)
+    moves = torch.tensor([0.1, 0.0, 0.0, 0.1, 0.0, -0.4], dtype=torch.float64)
+    assert memory_factors(moved, moves, 0.25).tolist() == pytest.approx([1.0] * 5 + [0.5])
+    assert memory_factors(moved, moves, 0.05).tolist() == pytest.approx([1.0] * 5 + [0.25])
+    assert memory_factors(moved, -moves, 0.25).tolist() == [1.0] * 6  # back again
+    moved[5] = -1.0
+    assert memory_factors(moved, moves, 0.25).tolist() == [1.0] * 5 + [0.0]
+    assert memory_factors(moved[2:], moves[2:], 0.25).tolist() == [1.0] * 4  # too few to tell
+
+
+def test_what_a_client_has_moved_c_is_known_over_rounds_and_counts_what_was_used() -> None:
+    task = Quadratic([1.0] * 6, [[0.0, 0.0]] * 6, TrainingConfig(epochs=1, lr=0.1))
+    method = Scaffold()
+    state = method.init_server(task, task.init_params(0))
+    state["c"] = {"w": torch.tensor([3.0, 4.0], dtype=torch.float64)}
+    state["moved"][:6] = torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0, -8.0], dtype=torch.float64)
+    server = Server(task, task.info.training, task.init_params(0), state, 0, 2, 3)
+    ids = torch.tensor([5, 0, 1, 2, 3, 4])
+    moves = torch.tensor([-4.0, 1.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    factors, after = method.memory_limits(server, ids, moves)
+    assert factors.tolist() == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]  # -10 is twice the length of c
+    assert after["moved"].tolist() == [2.0, 2.0, 3.0, -4.0, 5.0, -10.0]
 
 
 @dataclass(frozen=True)

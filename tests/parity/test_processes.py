@@ -154,6 +154,18 @@ def test_changes_are_compared_with_their_mean_alike_in_two_processes(name, monke
     assert records == others[1]
 
 
+def test_moves_of_a_memory_are_bounded_alike_in_two_processes(monkeypatch):
+    """Honest clients hardly move it against itself: a third of every move is allowed instead."""
+    name = "equipoise.methods.scaffold.memory_factors"
+    monkeypatch.setattr(name, lambda moved, moves, length: 1 / (3 + moves.abs()))
+    method, task = find_method("scaffold")(), small_task("linear", clients=120, samples=20)
+    state, records, _ = _simulate(Stacked, method, task, 1)
+    others = _simulate(Stacked, method, task, 2)
+    assert any(len(record.shrunk) > 20 for record in records)
+    assert largest_difference(state["params"], others[0]["params"]) == 0.0
+    assert records == others[1]
+
+
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_chunks_that_one_process_computes_as_one_stack_too(model, monkeypatch):
     """Everybody takes part, with equally many rows."""

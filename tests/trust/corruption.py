@@ -102,6 +102,10 @@ def build(root: Path) -> dict[str, Path]:
             folders["interrupted"],
             on_round_end=stop,
         )
+    table_options = ["--task", "tables", "--data", data, "--epochs", 1, "--batch-size", 10]
+    seeds = ["--methods", "fedavg,local", "--seeds", 1, "--rounds", 2]
+    cli("compare", *seeds, *table_options, "--out", root / "clinics")
+    folders["clinics"] = root / "clinics"
     compare = ["compare", "--methods", "fedavg,local", "--seeds", "1", "--rounds", "1", *SMALL]
     assert main([*compare, "--out", str(folders["comparison"])]) == 0
     return folders
@@ -160,6 +164,22 @@ def evaluate(folder: Path, beside: Path) -> object:
     return cli("evaluate", folder, labelled, "--client", "north")
 
 
+def explain(folder: Path, beside: Path) -> object:
+    few = ["--n-repeats", "1", "--max-samples", "20", "--features", "age"]
+    return cli("explain", folder, "--json", *few).replace(str(folder), "")
+
+
+def adapt(folder: Path, beside: Path) -> object:
+    labelled = beside.parent / "data" / "north.csv"
+    shown = cli("adapt", folder, labelled, "--out", beside / "adapted", "--json")
+    return shown.replace(str(beside), "")
+
+
+def choose(folder: Path, beside: Path) -> object:
+    shown = cli("choose", folder, "--refit", "none", "--out", beside / "chosen", "--json")
+    return shown.replace(str(beside), "")
+
+
 def certify(folder: Path, beside: Path) -> object:
     return cli("certify", folder, "--samples", "1").replace(str(folder), "")
 
@@ -185,10 +205,11 @@ def resume(folder: Path, beside: Path) -> object:
 COMMANDS: dict[str, list[Command]] = {
     "finished": [
         *(predict, predict_personal, export, report, open_in_python, watch, resume),
-        *(evaluate, certify, show_config),
+        *(evaluate, explain, adapt, certify, show_config),
     ],
     "interrupted": [report, open_in_python, watch, resume, show_config],
     "comparison": [report, watch, resume],
+    "clinics": [choose, report],
 }
 
 

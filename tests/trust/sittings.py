@@ -1,4 +1,7 @@
-"""Long checks go on where the last sitting ended: what each finds is added up in a file."""
+"""Long checks go on where the last sitting ended: what each finds is added up in a file.
+
+The file also names the commit of each sitting; those before this was recorded have none.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TypeVar
+
+from benchmarks.lab.provenance import provenance
 
 
 @dataclass
@@ -50,6 +55,7 @@ def sit(
     now = check(getattr(chosen, amount) - before[amount], chosen.minutes, before["sittings"])
     total = kind(**{name: value + before[name] for name, value in asdict(now).items()})
     if chosen.add:
-        chosen.add.write_text(json.dumps(asdict(total)) + "\n")
+        commits = [*told.get("commits", []), provenance()["commit"]]
+        chosen.add.write_text(json.dumps({**asdict(total), "commits": commits}) + "\n")
     print(total.in_words())
     sys.exit(int(total.failed))

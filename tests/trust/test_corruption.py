@@ -11,4 +11,4 @@ def test_damaged_files_never_change_a_result_in_silence(tmp_path):
 
 
 def test_every_kind_of_folder_is_read_by_every_command_that_can():
-    assert len(COMMANDS["finished"]) == 10
+    assert len(COMMANDS["finished"]) == 12

@@ -29,6 +29,8 @@ def test_what_sittings_find_is_added_up(tmp_path, monkeypatch, capsys):
         asked.append((left, minutes, seed))
         return Counted(things=min(left, 40), wrong=seed, sittings=1)
 
+    commits = iter(("0123", "4567"))
+    monkeypatch.setattr("trust.sittings.provenance", lambda: {"commit": next(commits)})
     monkeypatch.setattr(
         "sys.argv",
         ["check", "--things", "100", "--minutes", "2", "--add", str(tmp_path / "found.json")],
@@ -42,5 +44,6 @@ def test_what_sittings_find_is_added_up(tmp_path, monkeypatch, capsys):
         "things": 80,
         "wrong": 1,
         "sittings": 2,
+        "commits": ["0123", "4567"],
     }
     assert capsys.readouterr().out == "40 things, 0 wrong\n80 things, 1 wrong\n"

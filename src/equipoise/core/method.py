@@ -315,6 +315,23 @@ class Method(Options):
         """
         return {}
 
+    def memory_limits(self, server: Server, ids: Tensor, moves: Tensor) -> tuple[Tensor, State]:
+        """Bound how far clients move what the server remembers and sends to all.
+
+        It is called before `aggregate` if clients upload changes of an entry of `broadcast` under
+        the same name in `extra`.
+
+        Args:
+            server: The server, with the global model that was sent.
+            ids: Clients whose replies were accepted `[K]`.
+            moves: How far each would move the memory along its own direction `[K]`; negative
+                against it.
+
+        Returns:
+            Factors `[K]` in [0, 1] by which their updates are shrunk, and the server's state.
+        """
+        return torch.ones_like(moves), server.state
+
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:

@@ -421,6 +421,34 @@ def opposition_factors(weights: Tensor, norms: Tensor, dots: Tensor, mean_norm: 
     return torch.from_numpy(_factors_to(bounds, opposing))
 
 
+def memory_factors(moved: Tensor, moves: Tensor, length: float) -> Tensor:
+    """Return the factors that bound how far each client moves a memory of the server back.
+
+    A memory that adds up changes (SCAFFOLD's c) keeps a lie of every round. Honest changes of a
+    client cancel in time: what it has moved stays near the length of the memory. So nobody may have
+    moved it against its direction by more than `MAX_OPPOSITION` times that length, or times what
+    the others have moved it to either side, which is more near convergence.
+
+    Args:
+        moved: How far `[K]` each client has moved the memory along its direction so far.
+        moves: How far `[K]` each would move it in this round.
+        length: The norm of the memory.
+
+    Returns:
+        Factors `[K]` in [0, 1], exactly 1 within the bound and for all in cohorts that are too
+        small.
+    """
+    if len(moves) < MIN_COHORT:
+        return torch.ones_like(moves)
+    before = moved.numpy()
+    steps = moves.numpy()
+    after = before + steps
+    limit = MAX_OPPOSITION * max(length, trimmed_max(np.abs(after)))
+    factors = np.ones_like(steps)
+    np.divide(before + limit, -steps, out=factors, where=(after < -limit) & (steps < 0))
+    return torch.from_numpy(factors.clip(0.0, 1.0))
+
+
 def _rest(shares: Floats) -> Floats:
     """Return the weight `[K]` of all other clients together, above 0."""
     return np.maximum(1 - shares, ROUNDING_SLACK)

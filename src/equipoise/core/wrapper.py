@@ -112,6 +112,11 @@ class DelegatingMethod(Method):
         weights, state = self.inner.aggregation_weights(server.scoped("base"), ids, updates)
         return weights, {**server.state, "base": state}
 
+    def memory_limits(self, server: Server, ids: Tensor, moves: Tensor) -> tuple[Tensor, State]:
+        """Delegate to the inner method."""
+        factors, state = self.inner.memory_limits(server.scoped("base"), ids, moves)
+        return factors, {**server.state, "base": state}
+
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:

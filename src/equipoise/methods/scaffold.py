@@ -29,7 +29,7 @@ from equipoise.core import (
     equal_weights,
     option,
 )
-from equipoise.core.report_validation import DEFAULT_RANGE
+from equipoise.core.report_validation import DEFAULT_RANGE, memory_factors
 from equipoise.utils.errors import UsageError
 
 MAX_RELATIVE_ERROR = 1e-3
@@ -45,7 +45,8 @@ class Scaffold(Method):
     asked and whose replies never counted (they lie, say) have no c_i in it: clients are sent the
     mean over the others, else c - c_i would pull honest clients back by that share.
 
-    A client's state has one entry, `c`; the server's has the masks `asked` and `counted` `[N]` too.
+    A client's state has one entry, `c`. The server's also has the masks `asked` and `counted`
+    `[N]`, and `moved` `[N]`: how far each client has moved c along its direction.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -96,8 +97,15 @@ class Scaffold(Method):
 
     def init_server(self, task: Task, params: Params) -> State:
         """Start with c = 0."""
-        nobody = torch.zeros(task.info.num_clients, dtype=torch.bool)
-        return {**self.init_client(task, params), "asked": nobody, "counted": nobody}
+        clients = task.info.num_clients
+        nobody = torch.zeros(clients, dtype=torch.bool)
+        moved = torch.zeros(clients, dtype=torch.float64)
+        return {
+            **self.init_client(task, params),
+            "asked": nobody,
+            "counted": nobody,
+            "moved": moved,
+        }
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         """Send x and c, the mean over those clients whose replies can count."""
@@ -147,6 +155,18 @@ class Scaffold(Method):
         """Weight all clients equally."""
         counted = server.state["counted"].index_fill(0, ids, True)
         return equal_weights(ids), {**server.state, "counted": counted}
+
+    def memory_limits(self, server: Server, ids: Tensor, moves: Tensor) -> tuple[Tensor, State]:
+        """Bound how far a client has moved c against itself over all rounds.
+
+        A client that lies about its model and about c_i in agreement with it moves c a little in
+        each round, and nothing takes that back.
+        """
+        moved = server.state["moved"]
+        length = torch.stack([value.double().norm() for value in server.state["c"].values()]).norm()
+        factors = memory_factors(moved[ids], moves, float(length))
+        moved = moved.index_add(0, ids, factors * moves)
+        return factors, {**server.state, "moved": moved}
 
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params

@@ -79,12 +79,15 @@ class UpdateDiagnostics:
         is_finite: Mask `[R]`: all numbers of update and client state are finite.
         norms: Norm `[R]` of each update.
         extra_norms: Norm `[R]` of what is uploaded beside it in the shape of a model, 0 without.
+        memory_moves: How far `[R]` that would move what was sent under its name along itself;
+            negative against it, 0 without.
         violations: Reason by row of a reply whose reported numbers are out of range.
     """
 
     is_finite: Tensor
     norms: Tensor
     extra_norms: Tensor
+    memory_moves: Tensor
     violations: dict[int, str]
 
     @classmethod
@@ -120,6 +123,7 @@ class UpdateDiagnostics:
             torch.isfinite(norms).logical_and_(rest),
             norms,
             extra_norms(update, num_clients),
+            memory_moves(message, update, num_clients),
             {
                 **method.check_updates(message, ids, update, memory),
                 **validate_reports(method.report_ranges, update),
@@ -137,6 +141,7 @@ class UpdateDiagnostics:
             torch.cat([part.is_finite for part in parts]),
             torch.cat([part.norms for part in parts]),
             torch.cat([part.extra_norms for part in parts]),
+            torch.cat([part.memory_moves for part in parts]),
             violations,
         )
 
@@ -222,6 +227,10 @@ class Aggregation:
             replies.limit(after, replies.influence_limits(after.influence_ratio))
             if replies.bounds_opposition():
                 replies.limit(after, replies.opposition_limits())
+            moves = replies.memory_moves()
+            if bool(moves.any()):
+                by, after.state = method.memory_limits(after, replies.ids, moves)
+                replies.limit(after, by)
         after.params, after.state = method.aggregate(
             after, replies.ids, replies.updates, replies.weights
         )
@@ -368,6 +377,10 @@ class AcceptedReplies:
             dots = update_dots(aggregation.sent_params, self.updates.params, change)
         return opposition_factors(shares, norms, dots, mean_norm)
 
+    def memory_moves(self) -> Tensor:
+        """Return how far each shrunk reply moves the server's memory along itself `[K]`."""
+        return self.aggregation.diagnostics.memory_moves[self.accepted] * self.factors
+
 
 def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
     """Note who counts less than the method would let it.
@@ -375,7 +388,7 @@ def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
     Args:
         server: The server, with the factors so far in `shrunk`.
         ids: Clients `[K]`.
-        factors: Factors `[K]` in (0, 1] of their weights or changes.
+        factors: Factors `[K]` in [0, 1] of their weights or changes.
     """
     values = factors.numpy()
     clients = ids.numpy()
@@ -527,6 +540,23 @@ def extra_norms(update: ClientUpdate, clients: int) -> Tensor:
     each = [_norms_of_stack(value, torch.zeros_like(value[0])) for value in parts]
     norms: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
     return norms
+
+
+def memory_moves(message: ServerMessage, update: ClientUpdate, clients: int) -> Tensor:
+    """Return how far `[K]` replies move a memory of the server along its own direction.
+
+    A memory is sent to all clients, and they upload changes of it under the same name.
+    """
+    moves = torch.zeros(clients, dtype=torch.float64)
+    for name, changes in like_params(update).items():
+        memory = message.broadcast.get(name)
+        if not isinstance(memory, dict):
+            continue
+        norm = torch.stack([value.double().norm() for value in memory.values()]).norm()
+        if norm > 0:
+            zeros = {key: torch.zeros_like(value) for key, value in memory.items()}
+            moves += update_dots(zeros, changes, memory) / norm
+    return moves
 
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:

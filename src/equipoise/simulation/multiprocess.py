@@ -221,6 +221,7 @@ def _to_message(diagnostics: UpdateDiagnostics) -> State:
         "is_finite": diagnostics.is_finite,
         "norms": diagnostics.norms,
         "extra_norms": diagnostics.extra_norms,
+        "memory_moves": diagnostics.memory_moves,
         "violations": {str(row): reason for row, reason in diagnostics.violations.items()},
     }
 
@@ -593,9 +594,9 @@ class RemoteCohortResults(CohortResults):
             for rows, answer in zip(rows_by_process, answers, strict=True)
             if len(rows)
         ]
-        is_finite, norms, extra_norms = (
+        is_finite, norms, extra_norms, memory_moves = (
             torch.cat([answer["diagnostics"][name] for _, answer in parts])
-            for name in ("is_finite", "norms", "extra_norms")
+            for name in ("is_finite", "norms", "extra_norms", "memory_moves")
         )
         stack = pytree.concatenate(
             [pytree.from_dict(ClientResult, answer["results"]) for _, answer in parts]
@@ -606,6 +607,7 @@ class RemoteCohortResults(CohortResults):
             is_finite = is_finite[order]
             norms = norms[order]
             extra_norms = extra_norms[order]
+            memory_moves = memory_moves[order]
             stack = pytree.index(stack, order)
         violations = {
             int(own_rows[int(place)]): reason
@@ -616,7 +618,7 @@ class RemoteCohortResults(CohortResults):
             torch.arange(len(rows)),
             stack,
             known_diagnostics=UpdateDiagnostics(
-                is_finite, norms, extra_norms, dict(sorted(violations.items()))
+                is_finite, norms, extra_norms, memory_moves, dict(sorted(violations.items()))
             ),
             upload_size=parts[0][1]["upload_bytes"],
             executor=executor,
