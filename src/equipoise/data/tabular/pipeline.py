@@ -16,6 +16,7 @@ import numpy as np
 from equipoise.data.federated_dataset import AnyArray, Federation, InputTransform, Ints
 from equipoise.data.splits import RowAssignment, UserRows, assign_rows
 from equipoise.data.tabular.clients import (
+    check_client_names,
     drop_unlabelled_rows,
     min_client_rows,
     treat_small_clients,
@@ -89,7 +90,7 @@ def prepare_tables(
         rng: Draws the splits.
         diagnostics: Problems and notes from reading the files.
     """
-    all_diagnostics = list(diagnostics)
+    all_diagnostics = [*diagnostics, *check_client_names(tables.names)]
     columns = next(iter(tables.clients.values())).columns
     spec = None
     try:
