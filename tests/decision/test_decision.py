@@ -279,15 +279,15 @@ def test_a_sure_difference_that_nobody_would_notice_is_a_tie() -> None:
     assert Estimate(0.0009, 0.0005, 0.0013).is_tie("auc", 0.8)
     assert not Estimate(0.0011, 0.0005, 0.0013).is_tie("auc", 0.8)
     y = torch.linspace(1, 2, 200, dtype=torch.float64)
-    errors = {"m|personal": 0.1, "m|global": 0.09999, "local": 0.3}
+    errors = {"m|personal": 0.09999, "m|global": 0.1, "local": 0.3}
     models = {name: (y + error)[:, None] for name, error in errors.items()}
     site = np.repeat([0, 1], 100)
     rows = RowOutputs(SITES, site, np.arange(200), y, models)
     target = Target("regression", "y")
     found = decide(Evidence(target, "rmse", [rows, rows], [], ENTRIES[:3], {}))
-    assert found.model == "personal"
-    assert {one.label: one.verdict for one in found.candidates}["m, global model"] == "tie"
-    assert [one.model for one in found.sites] == ["personal", "personal"]
+    assert found.model == "global"
+    assert {one.label: one.verdict for one in found.candidates}["m, personal models"] == "tie"
+    assert [one.model for one in found.sites] == ["global", "global"]
     assert found.notes[-1].endswith("over rows; a lower rmse is better.")
 
 
