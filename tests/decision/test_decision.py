@@ -18,6 +18,7 @@ from equipoise.experiment.decision import (
 )
 from equipoise.experiment.evaluation import mean_scores
 from equipoise.experiment.row_outputs import RowOutputs
+from equipoise.records.decision import Estimate
 from equipoise.utils.metrics import format_difference, format_score, score_digits
 
 TWO = Target(name="ill", classes=("no", "yes"))
@@ -261,3 +262,41 @@ def test_deciles_are_the_worst_side_of_the_metric() -> None:
     assert mean_scores(values, rows, higher_is_better=False).worst_decile == pytest.approx(9)
     weighted = mean_scores(torch.tensor([1.0, 3.0]), torch.tensor([3, 1]), higher_is_better=True)
     assert (weighted.mean, weighted.weighted) == (2.0, 1.5)
+
+
+def test_differences_have_the_decimals_of_their_scores_and_no_negative_zero() -> None:
+    assert format_difference("acc", -0.0001) == "+0.0 points"
+    assert format_difference("auc", -0.0001) == "+0.000"
+    money = Estimate(0.59, 0.154, 0.903)
+    assert money.difference_text("rmse", 4039.0) == "+1 [+0, +1]"
+    assert money.difference_text("rmse", 5.9) == "+0.59 [+0.15, +0.90]"
+    assert Estimate(-0.02, -0.05, 0.01).difference_text("auc", 0.8) == "-0.020 [-0.050, +0.010]"
+
+
+def test_a_sure_difference_that_nobody_would_notice_is_a_tie() -> None:
+    assert Estimate(0.59, 0.154, 0.903).is_tie("rmse", 4039.0)
+    assert not Estimate(0.59, 0.154, 0.903).is_tie("rmse", 5.9)
+    assert Estimate(0.0009, 0.0005, 0.0013).is_tie("auc", 0.8)
+    assert not Estimate(0.0011, 0.0005, 0.0013).is_tie("auc", 0.8)
+    y = torch.linspace(1, 2, 200, dtype=torch.float64)
+    errors = {"m|personal": 0.09999, "m|global": 0.1, "local": 0.3}
+    models = {name: (y + error)[:, None] for name, error in errors.items()}
+    site = np.repeat([0, 1], 100)
+    rows = RowOutputs(SITES, site, np.arange(200), y, models)
+    target = Target("regression", "y")
+    found = decide(Evidence(target, "rmse", [rows, rows], [], ENTRIES[:3], {}))
+    assert found.model == "global"
+    assert {one.label: one.verdict for one in found.candidates}["m, personal models"] == "tie"
+    assert [one.model for one in found.sites] == ["global", "global"]
+    assert found.notes[-1].endswith("over rows; a lower rmse is better.")
+
+
+def test_one_class_is_no_fault_of_a_score_of_order() -> None:
+    shares = dict.fromkeys(("m|personal", "m|global", "local", "constant"), (0.8, 0.8))
+    given = evidence(shares, shares)
+    rows = given.test[0]
+    ordered = torch.stack([torch.full((200,), 2.0), rows.y.float()], 1)
+    changed = replace(rows, outputs={**rows.outputs, "m|global": ordered})
+    found = decide(replace(given, metric="auc", test=[changed]))
+    said = next(note for note in found.notes if note.startswith("m, global model: predicts"))
+    assert said.endswith("predicts 'no' for every row; auc scores the order of its probabilities.")

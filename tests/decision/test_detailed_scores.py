@@ -25,7 +25,12 @@ from equipoise.experiment.new_rows import evaluate_rows
 from equipoise.experiment.row_outputs import RowOutputs
 from equipoise.experiment.site_models import load_models
 from equipoise.experiment.site_rows import RowSelection, read_rows
-from equipoise.report.evaluation_page import calibration_figure, render_evaluation
+from equipoise.records.evaluation import Calibration
+from equipoise.report.evaluation_page import (
+    calibration_figure,
+    calibration_words,
+    render_evaluation,
+)
 from equipoise.utils.errors import UsageError
 
 YES_NO = Target(classes=("no", "yes"), name="ill")
@@ -191,3 +196,10 @@ def test_page_without_details_is_small(run: Path, clinics: Path) -> None:
     details = evaluate_rows(models, RowSelection(read_rows(clinics / "held.csv", "clinic"))).details
     assert details.cross_site is None
     assert "Groups of rows" not in render_evaluation(details)
+
+
+def test_the_means_of_a_calibration_are_written_as_people_do() -> None:
+    curve = Calibration(
+        model="global", of="price", bins=[], mean_predicted=236_981.4, mean_observed=231_004.2
+    )
+    assert calibration_words(curve)[1] == "Mean prediction 236,981, observed 231,004."

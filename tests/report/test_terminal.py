@@ -76,3 +76,16 @@ def test_progress_and_table_have_the_same_names(capsys: pytest.CaptureFixture[st
     with ProgressDisplay("title", 1, quiet=False) as display:
         display(record(1, test=scores(global_={"acc": 0.25}, trained=each, personal=each)))
     assert "round 1/1  global 25.00 %  personal 50.00 %" in capsys.readouterr().err
+
+
+def test_clients_on_which_the_guard_acted_are_called_by_their_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    acted = record(1, shrunk={0: 0.1, 2: 0.5}, dropped=[1], rejected={1: "not finite"})
+    with ProgressDisplay(
+        "t", 1, quiet=False, read_names=lambda: {0: "north", 1: "west"}
+    ) as display:
+        display(acted)
+    said = capsys.readouterr().err
+    assert "left out clients west (not finite)" in said
+    assert "limited the influence of clients north, 2 (weight" in said

@@ -149,3 +149,86 @@ def test_a_run_says_it_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFi
     assert "alone nearly decides" in capsys.readouterr().out
     assert main(["run", *given, "--rounds", "1", "--out", str(tmp_path / "run")]) == 0
     assert "note: column 'result': alone nearly decides" in capsys.readouterr().err
+
+
+def test_a_site_that_is_spelled_in_two_ways_is_named() -> None:
+    clients = {name: clinic(i) for i, name in enumerate(("North Ward", "northward", "west"))}
+    found = notes(clients)
+    assert found == [
+        "clients 'North Ward' and 'northward' differ in capital letters or spaces alone: if they "
+        "are one site, give it one name"
+    ]
+
+
+def test_categories_that_are_spelled_in_two_ways_are_named() -> None:
+    clients = {name: clinic(i) for i, name in enumerate("abc")}
+    clients["b"]["sex"] = ["F", "m"] * (N // 2)
+    found = notes(clients)
+    assert found == [
+        "column 'sex': 'F' and 'f' differ in capital letters or spaces alone: are they the same?"
+    ]
+
+
+def test_places_inside_clients_are_one_note() -> None:
+    clients = {
+        name: clinic(i, ward=lambda rng, ill, name=name: rng.choice([f"{name}1", f"{name}2"], N))
+        for i, name in enumerate("abcd")
+    }
+    found = notes(clients)
+    assert len(found) == 1
+    assert found[0].startswith(
+        "column 'ward': 4 of 4 clients have values that no other client has: either it is coded"
+    )
+
+
+def test_another_coding_is_seen_in_few_rows_where_values_are_few() -> None:
+    clients = {name: clinic(i) for i, name in enumerate("abc")}
+    clients["d"] = clinic(3, 16)
+    clients["d"]["sex"] = ["1", "2"] * 8
+    assert notes(clients) == [
+        "column 'sex' of client 'd': holds '1', '2', which no other client has: is it coded alike?"
+    ]
+    rng = np.random.default_rng(0)
+    for rows in clients.values():  # of many values, some are only here by chance
+        rows["sex"] = [f"v{value}" for value in rng.integers(0, 20, len(rows["age"]))]
+    clients["d"]["sex"] = ["1", "2"] * 8
+    assert not notes(clients)
+
+
+def write_folder(path: Path, clients: dict[str, dict[str, Any]]) -> Path:
+    """Write one CSV file for each client."""
+    path.mkdir()
+    for name, rows in clients.items():
+        with open(path / f"{name}.csv", "w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(rows)
+            writer.writerows(zip(*map(list, rows.values()), strict=True))
+    return path
+
+
+def test_a_comparison_says_it_once_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clients = {name: clinic(i, result=leak) for i, name in enumerate("abc")}
+    folder = write_folder(tmp_path / "sites", clients)
+    given = ["--data", str(folder), "--target", "ill", "--rounds", "1", "--methods", "fedavg,local"]
+    assert main(["compare", *given, "--seeds", "2", "--out", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("note: column 'result': alone nearly decides the target") == 1
+    assert said.index("alone nearly decides") < said.index("round 1/1")
+
+
+def test_describe_names_a_leak_although_the_target_is_not_clear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clients = {}
+    for i, name in enumerate("abc"):
+        rows = clinic(i)
+        rows["price"] = np.random.default_rng(i).uniform(1e5, 9e5, N).round(2)
+        rows["tax"] = (rows["price"] / 100).round(2)
+        clients[name] = rows
+    folder = write_folder(tmp_path / "sites", clients)
+    assert main(["data", "describe", "--data", str(folder), "--target", "price"]) == 2
+    said = capsys.readouterr().out
+    assert "column 'tax': alone nearly decides the target (R2 1.000)" in " ".join(said.split())
+    assert said.splitlines()[-1].endswith("--target price --target-type regression")

@@ -301,3 +301,11 @@ def test_targets_that_cannot_be(values: list[object], choices: dict[str, str], s
     columns = {"t": values, "e": [0, 1] * (N // 2), "c": [0, 1, 2, 3] * (N // 4)}
     with pytest.raises(UsageError, match=says):
         prepared(columns, **{"target": "t", **choices})
+
+
+@pytest.mark.parametrize("name", ["case", "record", "row", "rownames", "obs"])
+def test_unique_numbers_of_a_wide_range_are_known_by_their_name(name: str) -> None:
+    unique = np.random.default_rng(0).choice(5000, N, replace=False).astype(float).tolist()
+    found = {one.name: one for one in prepared({name: unique, "weight": unique}).dropped}
+    assert "it numbers rows or people" in found[name].reason
+    assert "weight" not in found

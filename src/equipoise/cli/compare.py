@@ -10,7 +10,7 @@ from typing import Any
 from equipoise.cli.json_output import Output, add_json, existing_file, print_json
 from equipoise.cli.options import parse_several_methods
 from equipoise.cli.parser import Parser, add_output, add_resources, resources_from
-from equipoise.cli.run import show_and_track
+from equipoise.cli.run import print_new_notes, show_and_track
 from equipoise.experiment import compare as comparison
 from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.runner import Interrupted, OnRoundEnd
@@ -62,6 +62,7 @@ def compare(arguments: list[str]) -> int:
                 resume=values["resume"],
                 overwrite=values["overwrite"],
                 announce=_announce(values, output, current_run),
+                on_message=print_new_notes(output),
                 resources=resources_from(values),
             )
     except (Interrupted, KeyboardInterrupt):
@@ -96,7 +97,13 @@ def _announce(
         label = folder.parent.name  # such as autopilot@linear
         title = f"{label}, seed {settings.run.seed}"
         display = current_run.enter_context(
-            ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
+            ProgressDisplay(
+                title,
+                settings.run.rounds,
+                not output.for_people,
+                rounds_done,
+                RunFolder(folder).read_prepared_names,
+            )
         )
         trackers = current_run.enter_context(RunTrackers(values["log"], folder, rounds_done))
         return show_and_track(display, trackers)

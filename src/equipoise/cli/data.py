@@ -62,10 +62,10 @@ def _describe(arguments: list[str]) -> int:
 
 def _describe_tables(settings: ExperimentConfig, given: Values, as_json: bool) -> int:
     """Print a description of raw tables; return 2 if their problems would stop a run."""
-    from equipoise.data.tabular.description import describe_tables
+    from equipoise.data.tabular.description import describe_tables, with_notes_of
     from equipoise.data.tabular.io import scan_tables
     from equipoise.experiment.runner import task_config_of
-    from equipoise.report.data_description import tables_entries, tables_text
+    from equipoise.report.data_description import solving_options, tables_entries, tables_text
     from equipoise.tasks.tables import split_generator
 
     config = task_config_of(settings)
@@ -74,6 +74,13 @@ def _describe_tables(settings: ExperimentConfig, given: Values, as_json: bool) -
     rng = split_generator(settings.run.seed)
     description = describe_tables(tables, config, rng, diagnostics)
     flags = {name.replace("_", "-"): str(value) for name, value in given.items()}
+    solution = solving_options(description, flags)
+    if description.target is None and solution:  # only a clear target shows leaks
+        options = {name.replace("-", "_"): value for name, value in solution.items()}
+        solved = task_config_of(ExperimentConfig.from_options({**given, **options}))
+        assert isinstance(solved, TablesConfig)
+        rng = split_generator(settings.run.seed)
+        description = with_notes_of(description, describe_tables(tables, solved, rng, diagnostics))
     if as_json:
         print_json(**tables_entries(description, flags))
     else:

@@ -35,16 +35,22 @@ def choose(arguments: list[str]) -> int:
     from equipoise.experiment.choose import choice_sentences
     from equipoise.experiment.choose import choose as choose_models
     from equipoise.experiment.runner import OnRoundEnd
+    from equipoise.records.run_dir import RunFolder
     from equipoise.report.decision_text import print_decision
     from equipoise.report.terminal import ProgressDisplay, make_console
     from equipoise.settings.experiment_config import ExperimentConfig
 
     current_run = contextlib.ExitStack()  # display of the run under way
 
-    def announce(settings: ExperimentConfig, rounds: int) -> OnRoundEnd:
+    def announce(settings: ExperimentConfig, folder: Path) -> OnRoundEnd:
         current_run.close()
         title = f"{settings.run.method} on all rows, seed {settings.run.seed}"
-        display = ProgressDisplay(title, rounds, values.quiet or values.json)
+        display = ProgressDisplay(
+            title,
+            settings.run.rounds,
+            values.quiet or values.json,
+            read_names=RunFolder(folder).read_prepared_names,
+        )
         current_run.enter_context(display)
         return lambda record: display(record)
 

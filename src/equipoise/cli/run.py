@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -35,6 +36,8 @@ from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
 from equipoise.simulation.ipc import WorkerLost
 from equipoise.tasks import AUTO_MODEL
+
+NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def run(arguments: list[str]) -> int:
@@ -157,7 +160,13 @@ def _train_with_progress(
     """
     title = f"{settings.run.method} on {settings.run.task}"
     try:
-        display = ProgressDisplay(title, settings.run.rounds, not output.for_people, rounds_done)
+        display = ProgressDisplay(
+            title,
+            settings.run.rounds,
+            not output.for_people,
+            rounds_done,
+            RunFolder(out).read_prepared_names,
+        )
         with display, trackers:
             summary = train(show_and_track(display, trackers))
     except (Interrupted, KeyboardInterrupt):
@@ -197,6 +206,28 @@ def _print_notes(output: Output) -> OnMessage | None:
     if output.quiet:
         return None
     return lambda message: print(f"note: {message}", file=sys.stderr)
+
+
+def print_new_notes(output: Output) -> OnMessage | None:
+    """Return a callback that prints notes of several runs to standard error, each once.
+
+    Runs with other seeds repeat a note with other figures: notes are told apart by their words.
+
+    Args:
+        output: What to print.
+    """
+    print_note = _print_notes(output)
+    if print_note is None:
+        return None
+    printed: set[str] = set()
+
+    def print_new(message: str) -> None:
+        words = NUMBER.sub("", message)
+        if words not in printed:
+            printed.add(words)
+            print_note(message)
+
+    return print_new
 
 
 def _print_summary(title: str, summary: Summary, out: Path, report: str) -> None:

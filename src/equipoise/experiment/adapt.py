@@ -32,7 +32,7 @@ from equipoise.experiment.adaptation import (
 )
 from equipoise.experiment.hazard import BaselineHazard, fit_hazard, read_hazard
 from equipoise.experiment.model_card import Card
-from equipoise.experiment.predict import Predictor
+from equipoise.experiment.predict import Predictor, column_advice
 from equipoise.experiment.row_outputs import CONSTANT, GLOBAL, LOCAL, PERSONAL, RowOutputs
 from equipoise.experiment.runner import build_task
 from equipoise.experiment.site_folder import baseline_tensors, judge_site, verdict_files
@@ -365,7 +365,8 @@ def _refuse_columns(source: Federated, preprocessor: Preprocessor, table: Table)
         hint = ""
         if any(name in targets for name in lacking):
             hint = "; without the target there is nothing to learn from"
-        raise UsageError(f"the rows {' and '.join(problems)}: add, rename or remove them{hint}")
+        advice = column_advice(bool(lacking), bool(unknown))
+        raise UsageError(f"the rows {' and '.join(problems)}: {advice}{hint}")
     column = source.client_column
     if column in table.columns:
         codes, names = table.columns[column].labels

@@ -28,8 +28,8 @@ FINAL_RUNS = "final"
 NOT_COPIED = ("checkpoint", "report.html", "decision.json", io.LOCK_FILE)
 """Entries of a run that its models do not need."""
 
-Announce = Callable[[ExperimentConfig, int], OnRoundEnd]
-"""Called before each final run with its settings and rounds; returns its ``on_round_end``."""
+Announce = Callable[[ExperimentConfig, Path], OnRoundEnd]
+"""Called before each final run with its settings and folder; returns its ``on_round_end``."""
 
 
 def choose(
@@ -86,7 +86,7 @@ def choose(
         if refit == "none":
             shutil.copytree(source.path, out / member, ignore=shutil.ignore_patterns(*NOT_COPIED))
             continue
-        on_round_end = announce(settings, settings.run.rounds) if announce else None
+        on_round_end = announce(settings, out / member) if announce else None
         run(settings, out / member, on_round_end=on_round_end)
     choice = Choice(
         members=members,

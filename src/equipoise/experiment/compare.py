@@ -11,7 +11,13 @@ from equipoise.clock.config import ClockConfig
 from equipoise.data.splits import UserRowShares
 from equipoise.experiment.model_choice import TREES_METHOD
 from equipoise.experiment.row_outputs import LOCAL
-from equipoise.experiment.runner import OnRoundEnd, build_task, needs_server_rows, run
+from equipoise.experiment.runner import (
+    OnMessage,
+    OnRoundEnd,
+    build_task,
+    needs_server_rows,
+    run,
+)
 from equipoise.models import TREES
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import ComparisonFolder, RunFolder
@@ -138,6 +144,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     announce: Announce | None = None,
+    on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
 ) -> tuple[dict[str, list[Summary]], list[tables.SummaryColumn]]:
     """Run every method with every seed.
@@ -153,6 +160,7 @@ def compare(
         resume: Whether to continue the comparison in the folder.
         overwrite: Whether to replace the comparison in the folder.
         announce: Called before each run.
+        on_message: Called with notes before the first round of each run.
         resources: Resource limits of each run.
 
     Returns:
@@ -178,6 +186,7 @@ def compare(
                 resume=resume,
                 overwrite=overwrite,
                 on_round_end=on_round_end,
+                on_message=on_message,
                 resources=resources,
             )
         )

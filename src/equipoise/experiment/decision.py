@@ -57,6 +57,7 @@ SMOOTHED_EVALUATIONS = 5  # validation scores in the moving average that chooses
 ROUND_TOLERANCE = 0.005  # validation losses that differ by less, relatively, are equal
 MIN_FINAL_ROUNDS = 30  # of the final model, see final_rounds
 MAX_LISTED_SITES = 8
+RANKING_METRICS = ("auc", "average_precision")  # a model of one class can be good at them
 MODEL_WORDS = {
     PERSONAL: "personal models",
     GLOBAL: "global model",
@@ -469,7 +470,9 @@ def _clearly_ahead(evidence: Evidence, scores: ResampledScores, chosen: Entry) -
         if entry.model == CONSTANT or entry.key == chosen.key:
             continue
         difference = scores.difference(entry.key, chosen.key, known, weighted=True)
-        if not difference.contains_zero and sign * difference.value > 0:
+        score = scores.mean(chosen.key, known, weighted=True).value
+        is_tie = difference.is_tie(evidence.metric, score)
+        if not is_tie and sign * difference.value > 0:
             found.append((sign * difference.value, entry))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -528,7 +531,8 @@ def _candidates(
         verdict = "chosen"
         if entry.key != chosen.key:
             difference = scores.difference(entry.key, chosen.key, known, weighted=True)
-            verdict = _verdict(difference, evidence.metric)
+            score = scores.mean(entry.key, known, weighted=True).value
+            verdict = _verdict(difference, evidence.metric, score)
         found.append(
             Candidate(
                 label=entry.label,
@@ -569,9 +573,9 @@ def _one_class(evidence: Evidence, entry: Entry) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _verdict(difference: Estimate, metric: str) -> str:
+def _verdict(difference: Estimate, metric: str, score: float) -> str:
     """Return ``tie``, ``ahead`` or ``behind``."""
-    if difference.contains_zero:
+    if difference.is_tie(metric, score):
         return "tie"
     return "ahead" if (difference.value > 0) == higher_is_better(metric) else "behind"
 
@@ -601,7 +605,9 @@ def _sites(
         rival = model
         if model == LOCAL:  # what the best federated method would give this site
             rival = PERSONAL if PERSONAL in keys else GLOBAL
+        own_score = math.nan
         if LOCAL in keys and rival in keys:
+            own_score = scores.at_site(LOCAL, site).value
             pair = (keys[rival], LOCAL) if higher else (LOCAL, keys[rival])
             gain = scores.site_difference(*pair, site)
         found.append(
@@ -612,7 +618,9 @@ def _sites(
                 model=model,
                 scores={one: scores.at_site(key, site) for one, key in keys.items()},
                 gain=gain,
-                verdict=site_verdict(gain, num_rows, evidence.metric, LOCAL in keys),
+                verdict=site_verdict(
+                    gain, num_rows, evidence.metric, own_score, has_own=LOCAL in keys
+                ),
             )
         )
     return found
@@ -644,7 +652,8 @@ def _model_of_site(
         if model in (chosen.model, CONSTANT):
             continue
         found = scores.site_difference(keys[model], chosen.key, site, max(2, num_comparisons))
-        is_clear = not found.contains_zero and _holds_in_every_seed(
+        score = scores.at_site(chosen.key, site).value
+        is_clear = not found.is_tie(evidence.metric, score) and _holds_in_every_seed(
             evidence, keys[model], chosen.key, site, sign
         )
         if is_clear and sign * found.value > best[0]:
@@ -665,17 +674,18 @@ def _holds_in_every_seed(evidence: Evidence, key: str, other: str, site: int, si
     return all(sign * value > 0 for value in differences if math.isfinite(value))
 
 
-def site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> str:
+def site_verdict(gain: Estimate, num_rows: int, metric: str, score: float, has_own: bool) -> str:
     """Say in words what a site gains over its own model.
 
     Args:
-        gain: Gain over the site's own model, with its interval.
-        num_rows: Test rows of the site.
-        metric: The metric that is compared.
-        has_own: Whether the site has a model of its own.
+        gain: Paired gain over the site's own model; positive is better.
+        num_rows: Rows of the site that both models were tested on.
+        metric: The score.
+        score: Score of one of the two models.
+        has_own: Whether there is an own model.
 
     Returns:
-        One sentence.
+        `better`, `worse`, `tie`, why there is no verdict, or nothing without an own model.
     """
     if num_rows == 0:
         return "no test rows"
@@ -685,7 +695,7 @@ def site_verdict(gain: Estimate, num_rows: int, metric: str, has_own: bool) -> s
         return "too few rows to judge"
     if not math.isfinite(gain.value):
         return f"{metric} has no value"
-    if gain.contains_zero:
+    if gain.is_tie(metric, score):
         return "tie"
     return "better" if gain.value > 0 else "worse"
 
@@ -709,16 +719,16 @@ def _headline(decision: Decision) -> str:
         if best.verdict == "tie":
             return (
                 f"Each site may keep its own model ({score}): the best federated one, "
-                f"{best.label}, ties with it ({best.difference.difference_text(metric)})."
+                f"{best.label}, ties with it ({_difference_text(metric, best)})."
             )
         return (
             f"Each site should keep its own model ({score}): the best federated one, "
-            f"{best.label}, is behind by {_size_text(metric, best.difference)}."
+            f"{best.label}, is behind by {_size_text(metric, best)}."
         )
     if own is None or own.difference is None:
         return f"Use {chosen.label}: {score}."
-    words = own.difference.reversed.difference_text(metric)
-    size = _size_text(metric, own.difference)
+    words = own.difference.reversed.difference_text(metric, own.weighted.value)
+    size = _size_text(metric, own)
     if own.verdict == "tie":
         return (
             f"Use {chosen.label} ({score}), or keep each site's own model: they tie, the "
@@ -729,10 +739,18 @@ def _headline(decision: Decision) -> str:
     return f"Keep each site's own model: {chosen.label} ({score}) is behind it by {size}."
 
 
-def _size_text(metric: str, difference: Estimate) -> str:
+def _difference_text(metric: str, rival: Candidate) -> str:
+    """Write how far a rival is from the chosen candidate."""
+    return (
+        rival.difference.difference_text(metric, rival.weighted.value) if rival.difference else ""
+    )
+
+
+def _size_text(metric: str, rival: Candidate) -> str:
     """Write how large a clear difference is, without its sign, which the words give."""
+    difference = rival.difference or Estimate(math.nan)
     positive = difference if difference.value > 0 else difference.reversed
-    return positive.difference_text(metric).replace("+", "")
+    return positive.difference_text(metric, rival.weighted.value).replace("+", "")
 
 
 def _notes(decision: Decision, evidence: Evidence) -> list[str]:
@@ -744,16 +762,14 @@ def _notes(decision: Decision, evidence: Evidence) -> list[str]:
     if ties:
         notes.append(f"Ties with it: {'; '.join(ties)}.")
     ahead = [
-        f"{one.label} ({one.difference.difference_text(metric)})"
-        for one in rivals
-        if one.verdict == "ahead" and one.difference is not None
+        f"{one.label} ({_difference_text(metric, one)})" for one in rivals if one.verdict == "ahead"
     ]
     if ahead:
         notes.append(f"Ahead of it on these rows: {'; '.join(ahead)}.")
     behind = [
-        f"{one.label} ({one.difference.difference_text(metric)})"
+        f"{one.label} ({_difference_text(metric, one)})"
         for one in rivals
-        if one.verdict == "behind" and one.difference is not None
+        if one.verdict == "behind"
     ]
     if behind:
         notes.append(f"Behind it: {'; '.join(behind)}.")
@@ -763,8 +779,12 @@ def _notes(decision: Decision, evidence: Evidence) -> list[str]:
         if metric == "acc" and len(evidence.target.classes) == 2:
             advice = " Compare by --metric auc to see whether it puts rows in the right order."
         notes.append(f"It is no better than a constant prediction.{advice}")
+    ranks = metric in RANKING_METRICS
+    aside = (
+        f"; {metric} scores the order of its probabilities" if ranks else ", as a constant would"
+    )
     notes += [
-        f"{one.label}: predicts '{one.one_class}' for every row, as a constant would."
+        f"{one.label}: predicts '{one.one_class}' for every row{aside}."
         for one in decision.candidates
         if one.one_class
     ]
@@ -774,9 +794,10 @@ def _notes(decision: Decision, evidence: Evidence) -> list[str]:
     notes += _site_notes(decision)
     notes += _seed_notes(decision)
     rows = sum(site.test_rows for site in decision.sites)
+    lower = "" if decision.higher_is_better else f"; a lower {metric} is better"
     notes.append(
         f"Scores are of {rows:,} {evidence.source} of {_sites_text(len(decision.sites))}"
-        f"{_how_tested(decision)}; every row counts alike; intervals are 95 %, over rows."
+        f"{_how_tested(decision)}; every row counts alike; intervals are 95 %, over rows{lower}."
     )
     return notes
 

@@ -139,7 +139,8 @@ class Predictor:
                 else ""
             )
             raise UsageError(
-                f"the rows {' and '.join(filter(None, (lacks, more)))}: add, rename or remove them"
+                f"the rows {' and '.join(filter(None, (lacks, more)))}: "
+                f"{column_advice(bool(lacking), bool(unknown))}"
             )
         return torch.from_numpy(preprocessor.transform(table, self._site))
 
@@ -240,3 +241,10 @@ def parse_preprocessor(text: str, source: str) -> Preprocessor | WindowTransform
         WindowTransform if kind == WindowTransform.__name__ else Preprocessor
     )
     return record_type.from_json(text, source)
+
+
+def column_advice(lacks_columns: bool, has_unknown: bool) -> str:
+    """Say what to do about columns that rows lack, or that training did not have."""
+    if not has_unknown:
+        return "add them, or give these columns the names of training"
+    return "add, rename or remove them" if lacks_columns else "rename or remove them"

@@ -30,7 +30,7 @@ from equipoise.experiment.row_outputs import (
     resample,
 )
 from equipoise.records import codec
-from equipoise.records.decision import Decision, Estimate
+from equipoise.records.decision import Decision
 from equipoise.records.evaluation import EvaluationDetails
 from equipoise.records.manifest import Content
 from equipoise.records.run_dir import RunFolder
@@ -173,18 +173,18 @@ def _headline(decision: Decision, name: str) -> str:
         rival = by_model.get(model)
         if rival is None or rival.difference is None:
             continue
-        sentences.append(_comparison(metric, words, rival.verdict, rival.difference.reversed))
+        difference = rival.difference.reversed.difference_text(metric, rival.weighted.value)
+        sentences.append(_comparison(words, rival.verdict, difference))
     best = by_model.get(GLOBAL)
     if best is not None and best.verdict == "ahead":
         sentences.append("Use the global model.")
     return " ".join(sentences)
 
 
-def _comparison(metric: str, rival: str, verdict: str, difference: Estimate) -> str:
+def _comparison(rival: str, verdict: str, difference: str) -> str:
     """Write one comparison; ``difference`` is the personal model's minus the rival's."""
-    words = difference.difference_text(metric)
     if verdict == "tie":
-        return f"It ties with {rival} ({words})."
+        return f"It ties with {rival} ({difference})."
     if verdict == "behind":
-        return f"It is better than {rival} ({words})."
-    return f"It is worse than {rival} ({words})."
+        return f"It is better than {rival} ({difference})."
+    return f"It is worse than {rival} ({difference})."

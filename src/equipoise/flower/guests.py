@@ -350,7 +350,7 @@ def _sentence(values: Mapping[str, float], metric: str) -> str:
         gain = Estimate(*(values[name] for name in GAIN))
         text += (
             f"; its own model has {format_score(metric, personal)} on held-out rows, gain over "
-            f"training alone {gain.difference_text(metric)}"
+            f"training alone {gain.difference_text(metric, personal)}"
         )
     return text
 

@@ -129,10 +129,10 @@ def _site_sentence(values: Mapping[str, float], metric: str) -> str:
     if math.isfinite(own):
         gain = _estimate(values, "gain_over_own")
         rows = int(num_rows) if math.isfinite(num_rows) else MIN_TEST_ROWS
-        verdict = site_verdict(gain, rows, metric, has_own=True)
+        verdict = site_verdict(gain, rows, metric, score.value, has_own=True)
         text = VERDICTS.get(verdict, "{verdict}: training alone has {own}, gain {gain}")
         own_text = format_score(metric, own)
-        gain_text = gain.difference_text(metric)
+        gain_text = gain.difference_text(metric, score.value)
         parts.append(text.format(verdict=verdict, own=own_text, gain=gain_text))
     for kind, words in ((GLOBAL, "the global model"), (CONSTANT, "a constant prediction")):
         value = values.get(f"{kind}_{metric}", math.nan)

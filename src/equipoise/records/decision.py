@@ -6,7 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from equipoise.utils.metrics import format_difference, format_score, score_digits
+from equipoise.utils.metrics import (
+    format_difference,
+    format_score,
+    is_negligible,
+    score_digits,
+)
 
 
 @dataclass(frozen=True)
@@ -24,17 +29,31 @@ class Estimate:
 
     def score_text(self, metric: str) -> str:
         """Write a score with its interval, such as ``0.845 [0.790, 0.881]``."""
-        return self._text(metric, format_score)
+        return self._text(metric, format_score, self._digits(metric))
 
-    def difference_text(self, metric: str) -> str:
-        """Write a difference of scores with its interval and its sign."""
-        return self._text(metric, format_difference)
+    def difference_text(self, metric: str, score: float) -> str:
+        """Write a difference of scores with its interval and its sign.
 
-    def _text(self, metric: str, write: Callable[[str, float, int | None], str]) -> str:
+        Args:
+            metric: Name of the metric.
+            score: One of the two scores; the difference has no more decimals than it has.
+        """
+        digits = self._digits(metric)
+        if math.isfinite(score):
+            digits = min(digits, score_digits(metric, score))
+        return self._text(metric, format_difference, digits)
+
+    def _digits(self, metric: str) -> int:
+        """Return the decimals that the largest of value and interval deserves."""
+        known = [abs(one) for one in (self.value, self.low, self.high) if math.isfinite(one)]
+        return score_digits(metric, max(known, default=0.0))
+
+    def _text(
+        self, metric: str, write: Callable[[str, float, int | None], str], digits: int
+    ) -> str:
         """Write value and interval with the same number of decimals; the unit stands once."""
         if not self.is_known:
-            return write(metric, self.value, None)
-        digits = score_digits(metric, max(abs(self.value), abs(self.low), abs(self.high)))
+            return write(metric, self.value, digits)
         ends = [
             write(metric, end, digits).removesuffix(" %").removesuffix(" points")
             for end in (self.low, self.high)
@@ -50,6 +69,15 @@ class Estimate:
     def contains_zero(self) -> bool:
         """Whether the interval does not decide about the sign; true if there is none."""
         return not self.is_known or self.low <= 0 <= self.high
+
+    def is_tie(self, metric: str, score: float) -> bool:
+        """Tell whether this difference names no winner: it is not clear, or nobody would notice it.
+
+        Args:
+            metric: Name of the metric.
+            score: One of the two scores.
+        """
+        return self.contains_zero or is_negligible(metric, self.value, score)
 
 
 @dataclass(frozen=True, kw_only=True)

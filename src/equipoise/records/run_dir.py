@@ -213,6 +213,15 @@ class RunFolder(CheckedFolder):
         """Read the names of clients by number; return nothing if they have no names."""
         return parse_names(self.clients.read_text(), self.clients) if self.clients.exists() else {}
 
+    def read_prepared_names(self) -> dict[int, str]:
+        """Read the names of clients by number, from the first round on.
+
+        Nothing is returned without tables, and where clients held out change the numbers.
+        """
+        if not self.preparation.exists() or self.read_config().get("holdout_clients"):
+            return {}
+        return dict(enumerate(json.loads(self.preparation.read_text()).get("clients", ())))
+
     def find_client(self, wanted: str) -> int:
         """Find a client.
 

@@ -176,8 +176,23 @@ def suggested_command(description: Description, options: Mapping[str, str]) -> s
         The command with the options that solve all problems, and those that notes advise; empty if
         some problem needs more.
     """
+    merged = solving_options(description, options)
+    words = [word for name, value in merged.items() for word in (f"--{name}", value)]
+    return shlex.join(["equipoise", "compare", *words]) if merged else ""
+
+
+def solving_options(description: Description, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the given options with those that solve all problems, and those that notes advise.
+
+    Args:
+        description: What the tables are like.
+        options: Options that the user gave, by their names on the command line.
+
+    Returns:
+        The options; empty if some problem needs more.
+    """
     if not all(problem.option for problem in description.problems):
-        return ""
+        return {}
     merged = {name: value for name, value in options.items() if name not in ("method", "task")}
     for finding in description.findings:
         name, _, value = finding.option.removeprefix("--").partition(" ")
@@ -186,8 +201,7 @@ def suggested_command(description: Description, options: Mapping[str, str]) -> s
             value = ",".join(dict.fromkeys(columns))
         if name and (finding.is_problem or name not in merged):
             merged[name] = value
-    words = [word for name, value in merged.items() for word in (f"--{name}", value)]
-    return shlex.join(["equipoise", "compare", *words])
+    return merged
 
 
 def _left_out_lines(description: Description) -> list[str]:

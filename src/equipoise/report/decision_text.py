@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,7 +75,8 @@ def candidate_titles(decision: Decision) -> list[str]:
 
 def candidate_cells(decision: Decision, one: Candidate) -> list[str]:
     """Return one row of the table of candidates."""
-    difference = one.difference.difference_text(decision.metric) if one.difference else ""
+    score = one.weighted.value
+    difference = one.difference.difference_text(decision.metric, score) if one.difference else ""
     return [
         one.label,
         one.weighted.score_text(decision.metric),
@@ -118,7 +120,8 @@ def site_cells(decision: Decision, site: SiteDecision) -> list[str]:
             cells.append(estimate.score_text(decision.metric))
         else:
             cells.append(format_score(decision.metric, estimate.value))
-    gain = site.gain.difference_text(decision.metric)
+    score = site.scores[site.model].value if site.model in site.scores else math.nan
+    gain = site.gain.difference_text(decision.metric, score)
     return [*cells, gain, site.verdict, KIND_TITLES[site.model]]
 
 

@@ -37,7 +37,7 @@ from equipoise.report.blocks import (
 from equipoise.report.decision_text import KIND_TITLES, decision_blocks
 from equipoise.report.figures import GREY, Figure, MetricDisplay, Trace, color, figure
 from equipoise.report.terminal import fit_table
-from equipoise.utils.metrics import format_score, higher_is_better
+from equipoise.utils.metrics import format_score, higher_is_better, score_digits
 
 
 def details_sections(details: EvaluationDetails) -> tuple[list[Section], dict[str, Figure]]:
@@ -57,7 +57,7 @@ def details_sections(details: EvaluationDetails) -> tuple[list[Section], dict[st
     if details.calibration:
         plots = []
         for number, curve in enumerate(details.calibration):
-            plot = Plot(f"calibration-{number}", *_calibration_words(curve))
+            plot = Plot(f"calibration-{number}", *calibration_words(curve))
             figures[plot.id] = calibration_figure(curve)
             plots.append(plot)
         sections.append(Section("calibration", "Calibration", [Plots(plots)]))
@@ -109,7 +109,7 @@ def print_details(details: EvaluationDetails, console: Console) -> None:
         cells = horizon_cells(details.horizon)
         console.print(fit_table("", horizon_titles(details.horizon), cells, console.width))
     for curve in details.calibration:
-        title, caption = _calibration_words(curve)
+        title, caption = calibration_words(curve)
         console.print(f"calibration, {title}. {caption}", highlight=False, markup=False)
 
 
@@ -219,10 +219,14 @@ def render_page(
 # ------------------------------------------------------------------ figures and tables
 
 
-def _calibration_words(curve: Calibration) -> tuple[str, str]:
+def calibration_words(curve: Calibration) -> tuple[str, str]:
     """Return title and caption of a calibration curve."""
     title = f"{KIND_TITLES.get(curve.model, curve.model)}: {curve.of}"
-    caption = f"Mean prediction {curve.mean_predicted:.3g}, observed {curve.mean_observed:.3g}."
+    size = max(abs(curve.mean_predicted), abs(curve.mean_observed))
+    digits = score_digits("", size)
+    predicted = format_score("", curve.mean_predicted, digits)
+    observed = format_score("", curve.mean_observed, digits)
+    caption = f"Mean prediction {predicted}, observed {observed}."
     if curve.slope is not None:
         caption += f" Calibration slope {curve.slope:.2f} (1 is calibrated)."
     return title, caption

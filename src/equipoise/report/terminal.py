@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Self
@@ -207,7 +207,14 @@ def step_progress(title: str, quiet: bool) -> Iterator[Callable[[int, int], None
 class ProgressDisplay:
     """Show the rounds of a run as they end: a bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, title: str, rounds: int, quiet: bool, done: int = 0) -> None:
+    def __init__(
+        self,
+        title: str,
+        rounds: int,
+        quiet: bool,
+        done: int = 0,
+        read_names: Callable[[], Mapping[int, str]] | None = None,
+    ) -> None:
         """Prepare the display.
 
         Args:
@@ -215,11 +222,14 @@ class ProgressDisplay:
             rounds: Planned number of rounds.
             quiet: Whether to show nothing.
             done: Rounds that had ended before, if the run is resumed.
+            read_names: Returns the names of clients by number once the run has begun; clients
+                without one are called by their number.
         """
         self.title = title
         self.rounds = rounds
         self.quiet = quiet
         self.console = Console(stderr=True)
+        self._read_names = read_names
         self._start_time = time.perf_counter()
         self._first_round = done
         self._scores = ""
@@ -251,15 +261,16 @@ class ProgressDisplay:
             self._scores = _score_line(record)
         if record.dropped:
             reason = next(iter(record.rejected.values()), "not finite")
-            _print_plain(self.console, f"round {t}: left out clients {record.dropped} ({reason})")
+            names = self._names_of(record.dropped)
+            _print_plain(self.console, f"round {t}: left out clients {names} ({reason})")
         notable = {client for client, share in record.shrunk.items() if share < NOTABLE_SHARE}
         newly_limited = sorted(notable - self._limited)
         if newly_limited:
             self._limited.update(newly_limited)
             _print_plain(
                 self.console,
-                f"round {t}: limited the influence of clients {newly_limited} (weight or change "
-                "far above the others')",
+                f"round {t}: limited the influence of clients {self._names_of(newly_limited)} "
+                "(weight or change far above the others')",
             )
         if self._bar:
             self._bar.update(self._task, completed=t, scores=self._scores)
@@ -270,6 +281,11 @@ class ProgressDisplay:
             left = per_round * (self.rounds - t)
             line = f"{self.title}  round {t}/{self.rounds}  {self._scores}  {left:.0f} s left"
             _print_plain(self.console, line)
+
+    def _names_of(self, clients: Sequence[int]) -> str:
+        """List clients by name, those without one by number."""
+        names = self._read_names() if self._read_names else {}
+        return ", ".join(names.get(client, str(client)) for client in clients)
 
 
 def _score_line(record: RoundRecord) -> str:

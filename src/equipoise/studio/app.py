@@ -45,7 +45,6 @@ from equipoise.studio.run_library import CellProgress, RunLibrary
 from equipoise.studio.security import REPORT_POLICY, Guard, Secrets
 from equipoise.studio.shared_files import shared_with_report
 from equipoise.utils.errors import UsageError
-from equipoise.utils.metrics import format_difference, format_score
 
 MAX_UPLOAD_BYTES = 2**30
 EVENT_SECONDS = 0.5  # between two looks at a run
@@ -387,8 +386,8 @@ class Studio:
             command=command,
             has_choice=(folder / "chosen").is_dir(),
             costs=await run_in_threadpool(_costs, folder),
-            score=partial(_estimate_text, partial(format_score, verdict.metric)),
-            difference=partial(_estimate_text, partial(format_difference, verdict.metric)),
+            score=partial(_score_text, verdict.metric),
+            difference=partial(_difference_text, verdict.metric),
         )
 
     async def choose(self, request: Request) -> Response:
@@ -627,11 +626,15 @@ def _first_lines(file: Path, count: int) -> list[list[str]]:
         return [row for row, _ in zip(csv.reader(lines), range(count + 1), strict=False)]
 
 
-def _estimate_text(write: Callable[[float], str], estimate: Estimate | None) -> str:
-    """Return a number with its interval as people write it; empty if it is not known."""
+def _score_text(metric: str, estimate: Estimate | None) -> str:
+    """Return a score with its interval as people write it; empty if it is not known."""
     if estimate is None or math.isnan(estimate.value):
         return ""
-    text = write(estimate.value)
-    if not estimate.is_known:
-        return text
-    return f"{text} ({write(estimate.low)} to {write(estimate.high)})"
+    return estimate.score_text(metric)
+
+
+def _difference_text(metric: str, estimate: Estimate | None, score: Estimate | None) -> str:
+    """Return a difference of scores with its interval, with the decimals of the score."""
+    if estimate is None or score is None or math.isnan(estimate.value):
+        return ""
+    return estimate.difference_text(metric, score.value)

@@ -22,6 +22,9 @@ class MetricInfo:
     """Condition, as a clause, under which the metric has no value; empty if it always has one."""
 
 
+MIN_DIFFERENCE = 0.001
+"""Of a share, or of an error relative to its size: nobody notices a smaller difference."""
+
 METRICS = {
     "acc": MetricInfo(0, 1),
     "balanced_acc": MetricInfo(0, 1),
@@ -88,9 +91,21 @@ def format_difference(metric: str, value: float, digits: int | None = None) -> s
     if not math.isfinite(value):
         return "—"
     if metric == "acc":
-        return f"{100 * value:+.1f} points"
+        return f"{round(100 * value, 1) + 0.0:+.1f} points"  # adding 0 makes -0.0 positive
     digits = score_digits(metric, value) if digits is None else digits
-    return f"{value:+,.{digits}f}"
+    return f"{round(value, digits) + 0.0:+,.{digits}f}"
+
+
+def is_negligible(metric: str, difference: float, score: float) -> bool:
+    """Tell whether a difference is too small to matter, however sure it is.
+
+    Args:
+        metric: Name of the metric.
+        difference: Difference of two scores.
+        score: One of them.
+    """
+    is_bounded = math.isfinite(metric_info(metric).highest)
+    return abs(difference) < MIN_DIFFERENCE * (1 if is_bounded else abs(score))
 
 
 def score_digits(metric: str, value: float) -> int:

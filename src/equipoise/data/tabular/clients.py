@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,13 @@ import numpy as np
 from equipoise.data.federated_dataset import SPLITS, Kind
 from equipoise.data.splits import MIN_CLIENT_ROWS
 from equipoise.data.tabular.config import ColumnConfig, TableConfig
-from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows
+from equipoise.data.tabular.diagnostics import (
+    Diagnostic,
+    list_groups,
+    list_names,
+    list_rows,
+    texts_alike,
+)
 from equipoise.data.tabular.statistics import MIN_TYPE_SHARE
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, target_kind
@@ -145,6 +151,18 @@ def _check_texts(
             notes.append(Diagnostic(message, False, client, spec.target.column))
     are_many = num_invalid > (1 - MIN_TYPE_SHARE) * num_rows
     return [] if are_many else notes, are_many
+
+
+def check_client_names(names: Sequence[str]) -> list[Diagnostic]:
+    """Report clients whose names differ in capital letters or spaces alone."""
+    alike = texts_alike(names)
+    if not alike:
+        return []
+    message = (
+        f"clients {list_groups(alike)} differ in capital letters or spaces alone: if they are one "
+        "site, give it one name"
+    )
+    return [Diagnostic(message)]
 
 
 def min_client_rows(config: TableConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -127,6 +127,21 @@ def describe_tables(
         tuple(columns),
         (*prepared.diagnostics, *unread, *_check_balance(clients, fitted.target)),
     )
+
+
+def with_notes_of(description: Description, solved: Description) -> Description:
+    """Add the notes that a description makes once the problems are solved.
+
+    Args:
+        description: The description, with problems.
+        solved: That of the same tables with options that solve them.
+
+    Returns:
+        The first description with the further notes of the second.
+    """
+    known = set(map(str, description.findings))
+    notes = [one for one in solved.findings if not one.is_problem and str(one) not in known]
+    return replace(description, findings=(*description.findings, *notes))
 
 
 def _check_balance(clients: Sequence[ClientDescription], target: Target | None) -> list[Diagnostic]:

@@ -66,6 +66,19 @@ def list_names(names: Sequence[str]) -> str:
     return _shorten([repr(name) for name in names])
 
 
+def texts_alike(texts: Sequence[str]) -> list[list[str]]:
+    """Return groups of texts that are equal but for case and white space."""
+    by_form: dict[str, list[str]] = {}
+    for text in texts:
+        by_form.setdefault("".join(text.lower().split()), []).append(text)
+    return [group for group in by_form.values() if len(group) > 1]
+
+
+def list_groups(groups: Sequence[Sequence[str]]) -> str:
+    """Name groups of texts in a message: `'Male' and 'male'; 'F' and 'f'`."""
+    return "; ".join(" and ".join(map(repr, group)) for group in groups)
+
+
 def _shorten(items: list[str]) -> str:
     """Join items by commas; only the first few are named."""
     more = len(items) - MAX_LISTED

@@ -16,6 +16,7 @@ import numpy as np
 from equipoise.data.federated_dataset import AnyArray, Federation, InputTransform, Ints
 from equipoise.data.splits import RowAssignment, UserRows, assign_rows
 from equipoise.data.tabular.clients import (
+    check_client_names,
     drop_unlabelled_rows,
     min_client_rows,
     treat_small_clients,
@@ -92,7 +93,7 @@ def prepare_tables(
     Returns:
         The tables with the splits of their rows, and how columns are encoded.
     """
-    all_diagnostics = list(diagnostics)
+    all_diagnostics = [*diagnostics, *check_client_names(tables.names)]
     columns = next(iter(tables.clients.values())).columns
     spec = None
     try:

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from equipoise.data.federated_dataset import Ints, Kind
 from equipoise.data.tabular.columns import Column, concat_columns, format_number
 from equipoise.data.tabular.dates import FORMATS, Floats
-from equipoise.data.tabular.diagnostics import Diagnostic, list_names
+from equipoise.data.tabular.diagnostics import (
+    Diagnostic,
+    list_groups,
+    list_names,
+    texts_alike,
+)
 from equipoise.data.tabular.preprocessing import Category, Encoder, Number
 from equipoise.data.tabular.statistics import Association, ClientStatistics, ColumnStatistics
 from equipoise.data.tabular.table import Table
@@ -27,6 +32,9 @@ MIN_PAIRS = 400  # pairs of rows of different classes below which no AUC is beli
 MIN_REGRESSION_ROWS = 30  # rows below which no R2 is believed
 LEAK_STRENGTH = 0.98  # AUC or R2 of a single column that is hardly honest
 MIN_CODED_ROWS = 20  # values that a client needs before its coding is compared
+MIN_FEW_CODES_ROWS = 5  # the same, where all others have a few values that are each frequent
+MAX_FEW_CODES = 10  # values that are a few
+MAX_NAMED_CLIENTS = 2  # with other values in one column; of more, the column names places
 MAX_STD_DISTANCE = 8.0  # standard deviations between the means of a client and of the others
 MIN_DISTINCT_SHARE = 0.5  # of rows, below which equal rows are no surprise
 MIN_DUPLICATE_SHARE = 0.05  # of test rows; a few equal rows are chance where inputs are few
@@ -220,24 +228,46 @@ def _check_coding(
 ) -> list[Diagnostic]:
     """Name clients that seem to use another unit or other words than all others."""
     notes = []
+    if isinstance(encoder, Category) and (alike := texts_alike(encoder.values)):
+        text = f"{list_groups(alike)} differ in capital letters or spaces alone: are they the same?"
+        notes.append(Diagnostic(text, column=encoder.name))
+    others = {}
     for k, column in enumerate(columns):
-        others = [other for i, other in enumerate(columns) if i != k]
-        if column.num_rows - column.num_missing < MIN_CODED_ROWS or not others:
-            continue
+        rest = [other for i, other in enumerate(columns) if i != k]
         message = ""
-        if isinstance(encoder, Number):
-            message = _other_unit(column, others)
-        elif isinstance(encoder, Category):
-            own = _values(column)
-            foreign = set().union(*map(_values, others))
-            if own and foreign and not own & foreign:
-                message = f"holds {list_names(sorted(own))}, which no other client has"
+        if isinstance(encoder, Number) and rest:
+            message = _other_unit(column, rest)
+        elif isinstance(encoder, Category) and rest:
+            message = _other_values(column, rest)
         if message:
-            notes.append(
-                Diagnostic(f"{message}: is it coded alike?", False, clients[k], column.name)
-            )
+            others[clients[k]] = message
+    if isinstance(encoder, Category) and len(others) > MAX_NAMED_CLIENTS:
+        text = (
+            f"{len(others)} of {len(clients)} clients have values that no other client has: either "
+            "it is coded in different ways, or it names places inside a client, of which the "
+            f"others learn nothing (--ignore-columns {encoder.name} leaves it out)"
+        )
+        return [*notes, Diagnostic(text, column=encoder.name)]
+    of_clients = [
+        Diagnostic(f"{message}: is it coded alike?", False, client, encoder.name)
+        for client, message in others.items()
+    ]
     # Of two clients, each differs from the other: one note is enough.
-    return notes[:1] if len(columns) == 2 else notes
+    return [*notes, *(of_clients[:1] if len(columns) == 2 else of_clients)]
+
+
+def _other_values(column: ColumnStatistics, others: Sequence[ColumnStatistics]) -> str:
+    """Say that a client shares no category with any other; empty if it shares one."""
+    own = _values(column)
+    foreign = set().union(*map(_values, others))
+    count = column.num_rows - column.num_missing
+    num_others = sum(other.num_rows - other.num_missing for other in others)
+    are_few = len(foreign) <= MAX_FEW_CODES and num_others >= MIN_CODED_ROWS * len(foreign)
+    if count < (MIN_FEW_CODES_ROWS if are_few else MIN_CODED_ROWS):
+        return ""
+    if not own or not foreign or own & foreign:
+        return ""
+    return f"holds {list_names(sorted(own))}, which no other client has"
 
 
 def _other_unit(column: ColumnStatistics, others: Sequence[ColumnStatistics]) -> str:

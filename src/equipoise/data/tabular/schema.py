@@ -29,7 +29,9 @@ MIN_SITE_RANGES = 10  # sites whose numbers must not overlap in a column of iden
 MAX_RANGE_OVERLAP = 1.1  # of the sum of their ranges over the union; a few may be mistaken
 MAX_PERSON_NAMES = 10  # a column of names with more distinct texts names people
 IDENTIFIER_NAME = re.compile(
-    r"(^|[_\s.-])(id|ids|pid|uid|uuid|guid|nr|no|index|key|mrn)$|^unnamed|^\(column", re.IGNORECASE
+    r"(^|[_\s.-])(id|ids|pid|uid|uuid|guid|nr|no|index|key|mrn|case|record|row|rownames?|obs|serial)$"
+    r"|^unnamed|^\(column",
+    re.IGNORECASE,
 )
 CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|No|Num)$")
 CODE_NAME = re.compile(

@@ -21,7 +21,7 @@ from equipoise.data.tabular.columns import (
 )
 from equipoise.data.tabular.config import ColumnConfig, parse_names
 from equipoise.data.tabular.dates import Floats
-from equipoise.data.tabular.diagnostics import Diagnostic
+from equipoise.data.tabular.diagnostics import Diagnostic, list_groups, texts_alike
 from equipoise.data.tabular.statistics import ClientStatistics, ColumnStatistics, merge_columns
 from equipoise.data.tabular.table import Table
 from equipoise.utils.errors import UsageError, did_you_mean
@@ -276,7 +276,7 @@ def _infer_classes(
         return None, [_problem(spec, "has one value only: there is nothing to tell apart")]
     numbers = [format_number(value) for value, _ in column.histogram]
     texts = [text for text, _ in column.text_counts]
-    alike = _classes_alike(texts)
+    alike = texts_alike(texts)
     if alike and not config.target_type:
         return None, [_problem(spec, _alike_message(alike, column, spec))]
     target = Target("classification", spec.target.name, (*numbers, *texts))
@@ -291,19 +291,11 @@ def _infer_classes(
     return target, [Diagnostic(message, column=spec.target.column)]
 
 
-def _classes_alike(texts: Sequence[str]) -> list[list[str]]:
-    """Return groups of texts that are equal but for case and white space."""
-    by_form: dict[str, list[str]] = {}
-    for text in texts:
-        by_form.setdefault("".join(text.lower().split()), []).append(text)
-    return [group for group in by_form.values() if len(group) > 1]
-
-
 def _alike_message(
     alike: Sequence[Sequence[str]], column: ColumnStatistics, spec: TargetSpec
 ) -> str:
     """Say which classes are probably the same, and what to do."""
-    listed = "; ".join(" and ".join(map(repr, group)) for group in alike)
+    listed = list_groups(alike)
     doubtful = {text for group in alike for text in group}
     counts = {text: count for text, count in column.text_counts if text not in doubtful}
     way_out = ""
