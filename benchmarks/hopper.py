@@ -17,17 +17,29 @@ OWN_RADIUS = 0.04
 RADIUS_RANGE = 0.02  # between the thinnest and the thickest leg
 
 
-def model_with_leg(radius: float) -> str:
-    """Return the XML of Gymnasium's Hopper with a leg of this radius, in metres."""
-    xml = (
-        Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "hopper.xml"
-    ).read_text()
-    own = LEG.format(OWN_RADIUS)
+def changed_model(asset: str, geom: str, own_radius: float, radius: float) -> str:
+    """Return the XML of one of Gymnasium's bodies with another radius of one of its parts.
+
+    Args:
+        asset: File among Gymnasium's models.
+        geom: The part's name and size in that file, with a place for the radius.
+        own_radius: The radius there, in metres.
+        radius: The new radius, in metres.
+
+    Returns:
+        The XML.
+
+    Raises:
+        ValueError: If this version of Gymnasium has no such part.
+    """
+    folder = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+    xml = (folder / asset).read_text()
+    own = geom.format(own_radius)
     if xml.count(own) != 1:
         raise ValueError(
-            f"the Hopper of Gymnasium {gymnasium.__version__} has no geom {own}: use Gymnasium 1.x"
+            f"{asset} of Gymnasium {gymnasium.__version__} has no geom {own}: use Gymnasium 1.x"
         )
-    return xml.replace(own, LEG.format(f"{radius:.6g}"))
+    return xml.replace(own, geom.format(f"{radius:.6g}"))
 
 
 class HopperWithLeg(HopperEnv):
@@ -41,5 +53,6 @@ class HopperWithLeg(HopperEnv):
     def __init__(self, u: float = 0.5, **options: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:  # MuJoCo reads a model from a file
             path = Path(folder) / "hopper.xml"
-            path.write_text(model_with_leg(OWN_RADIUS + RADIUS_RANGE * (u - 0.5)))
+            radius = OWN_RADIUS + RADIUS_RANGE * (u - 0.5)
+            path.write_text(changed_model("hopper.xml", LEG, OWN_RADIUS, radius))
             super().__init__(xml_file=str(path), **options)

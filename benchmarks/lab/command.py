@@ -75,19 +75,25 @@ def differences(results: Results, committed: Results) -> list[str]:
 
     Returns:
         One line per cell that both have; numbers that differ are named, committed ones first.
+        Figures that only the committed cell has do not count.
     """
     lines = []
     for record in results:
         if record.name not in committed:
             continue
-        former = committed.records[record.name].result
+        other = committed.records[record.name]
+        former = {key: other.result.get(key) for key in record.result}
         if record.result == former:
             lines.append(f"{record.name}: the committed figures")
             continue
         changed = [
             f"{key} {former[key]} -> {value}"
             for key, value in record.result.items()
-            if isinstance(value, int | float) and former.get(key) != value
+            if isinstance(value, int | float) and former[key] != value
         ]
-        lines.append(f"{record.name}: differs ({', '.join(changed) or 'in its curves'})")
+        line = f"{record.name}: differs ({', '.join(changed) or 'in its curves'})"
+        cpu = (other.machine or {}).get("cpu")
+        if cpu and cpu != (record.machine or {}).get("cpu"):
+            line += f"; the committed cell was computed on {cpu}, whose rounding may differ"
+        lines.append(line)
     return lines

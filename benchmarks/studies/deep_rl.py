@@ -27,22 +27,24 @@ COMMON: dict[str, Any] = {
     "executor": "stacked",
     "checkpoint_every": 10**6,
 }
-HOPPER: dict[str, Any] = {
+MUJOCO: dict[str, Any] = {
     "task": "gym",
-    "env_id": "benchmarks.hopper:HopperWithLeg",
     "env_kwargs": '[{"u": 0.125}, {"u": 0.375}, {"u": 0.625}, {"u": 0.875}]',
+    "epochs": 250,
+    "agents": 4,
+    "parallel": 4,
+    "batch_size": 256,
 }
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"rounds": 40, "epochs": 50, "agents": 10},
     "acrobot": {"rounds": 50, "epochs": 50, "agents": 10},
     "pendulum": {"rounds": 20, "epochs": 200, "agents": 6},
-    "hopper": {
-        "rounds": 200,
-        "epochs": 250,
-        "agents": 4,
-        "parallel": 4,
-        "batch_size": 256,
-        **HOPPER,
+    "hopper": {"rounds": 200, **MUJOCO, "env_id": "benchmarks.hopper:HopperWithLeg"},
+    # A fifth of Hopper's rounds: a first run, not a comparison.
+    "halfcheetah": {
+        "rounds": 40,
+        **MUJOCO,
+        "env_id": "benchmarks.half_cheetah:HalfCheetahWithThigh",
     },
 }
 WANTED = {
@@ -50,6 +52,7 @@ WANTED = {
     "acrobot": len(SEEDS),
     "pendulum": 5,
     "hopper": 5,
+    "halfcheetah": 1,
 }  # seeds of each
 DEAR = {("acrobot", "fedpolicy"): 5}  # seeds of methods that take several times as long there
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -79,8 +82,8 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
     if side and (task != "cartpole" or kind not in kinds or seed not in page.SIDE_SEEDS):
         return None
     own = {**COMMON, "task": task, **TASKS[task], **VARIANTS[method], "seed": seed}
-    # Hopper's agents differ by env_kwargs: how thick a leg is.
-    differ = {"differ": kind} if task != "hopper" else {}
+    # MuJoCo's agents differ by env_kwargs: how thick a leg is.
+    differ = {"differ": kind} if own["task"] != "gym" else {}
     return {**own, **differ, "eval_every": own["rounds"] // EVALUATIONS}
 
 
@@ -88,7 +91,7 @@ def cells(results: Results) -> list[Cell]:
     """A few seeds of everything before more of anything: tasks and kinds one after the other, a
     seed at a time.
     """
-    first = {"cartpole": 5, "acrobot": 3, "pendulum": 2, "hopper": 1}
+    first = {"cartpole": 5, "acrobot": 3, "pendulum": 2, "hopper": 1, "halfcheetah": 1}
     tasks, kinds = list(TASKS), ("reversed", "length", "goal", "sensors", "legs")
     found = grid(options, seed=SEEDS, task=TASKS, kind=kinds, method=VARIANTS)
 

@@ -21,11 +21,18 @@ COLOURS["fedpolicy"] = "#CC79A7"
 MAIN = tuple(COLOURS)
 IMPORTANCE = "dqnavg-im"
 THREE = ("length", "reversed", "goal")
-KINDS = {"cartpole": (*THREE, "sensors"), "acrobot": THREE, "pendulum": THREE, "hopper": ("legs",)}
+KINDS = {
+    "cartpole": (*THREE, "sensors"),
+    "acrobot": THREE,
+    "pendulum": THREE,
+    "hopper": ("legs",),
+    "halfcheetah": ("legs",),
+}
 NEWCOMERS = ("cartpole", "acrobot", "pendulum")
 MISSING = {
     "pendulum": ("perdqnavg",),
     "hopper": ("perdqnavg", "fedpolicy"),
+    "halfcheetah": ("perdqnavg", "fedpolicy"),
 }  # no embedding there; too dear
 TROUBLES: dict[str, dict[str, Any]] = {"30 % absent": {"participation": 0.7}}
 ALTERNATING = "pfeddqn-rep, 4 head steps"

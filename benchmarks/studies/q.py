@@ -234,6 +234,8 @@ def exponent(along: str, value: float) -> Kept:
     if along == "mixing":
         stay = np.eye(states)[:, None, :]
         mdp = make_mdp(value * stay + (1.0 - value) * mdp.P, mdp.R, gamma)
+    if along == "copies":
+        mdp = two_copies(mdp, value)
     how: Kept = {"sims": 20, "random_start": False}
     if along == "gamma":
         found = tuned(tabular_q.TabularProblem([mdp], 4), "equal", 10, 500, **how)
@@ -244,6 +246,19 @@ def exponent(along: str, value: float) -> Kept:
     found = tuned(problem, "importance", 100, 5000, **how)
     found |= {"largest": found["error"] / (1.0 - gamma), "mu_avg": cover.mu_avg}
     return {"K": 4, "tau": 100, "T": 5000, **found, "t_mix": cover.t_mix}
+
+
+def two_copies(mdp: TabularMDP, chance: float) -> TabularMDP:
+    """Return two copies of an MDP, between which every step changes with this chance.
+
+    A small chance means a long mixing time. Values, coverage and the spread of the values of the
+    next state are the same for every chance.
+    """
+    within, across = (1.0 - chance) * mdp.P, chance * mdp.P
+    P = np.concatenate(
+        [np.concatenate([within, across], axis=2), np.concatenate([across, within], axis=2)]
+    )
+    return make_mdp(P, np.concatenate([mdp.R, mdp.R]), mdp.gamma)
 
 
 def fades(gamma: float, K: int) -> Kept:

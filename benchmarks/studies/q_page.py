@@ -27,6 +27,7 @@ EXPONENTS: dict[str, tuple[float, ...]] = {
     "gamma": (0.5, 0.7, 0.8, 0.9, 0.95),
     "size": (4, 8, 16, 32),
     "mixing": (0.0, 0.5, 0.75, 0.9),
+    "copies": (0.5, 0.1, 0.02, 0.005),
 }
 SCALES = {  # states, actions, agents
     "small": (5, 3, 5),
@@ -157,7 +158,8 @@ def exponents(results: Results) -> list[str]:
         ("gamma", "1/(1 - γ), FedSynQ", "5", lambda r: 1 / (1 - r["value"])),
         ("size", "S A, FedAsynQ-ImAvg", "1 (as 1/μ_avg)", lambda r: 2 * r["value"]),
         ("size", "1/μ_avg, FedAsynQ-ImAvg", "1", lambda r: 1 / r["mu_avg"]),
-        ("mixing", "t_mix, FedAsynQ-ImAvg", "0 in the leading term", lambda r: r["t_mix"]),
+        ("mixing", "t_mix by a chance to stay", "0 in the leading term", lambda r: r["t_mix"]),
+        ("copies", "t_mix by two copies", "0 in the leading term", lambda r: r["t_mix"]),
     )
     for along, name, bound, x_of in parameters:
         found = by(results, "value", experiment="exponent", along=along)

@@ -1,5 +1,5 @@
-"""Hopper with another leg: sizes and masses, and Gymnasium's own environment where the leg is its
-own.
+"""Hopper and HalfCheetah with another leg: sizes and masses, and Gymnasium's own environment where
+the leg is its own.
 """
 
 import importlib
@@ -33,6 +33,24 @@ def test_every_agent_has_its_own_leg() -> None:
     np.testing.assert_allclose(sizes[:, 0], [0.032, 0.04, 0.048])
     np.testing.assert_array_equal(sizes[:, 1], [0.25] * 3)
     assert thin.body("leg").mass < own.body("leg").mass < thick.body("leg").mass
+
+
+def test_every_half_cheetah_has_its_own_thigh() -> None:
+    cheetah = importlib.import_module("benchmarks.half_cheetah")
+    thin, own, thick = (cheetah.HalfCheetahWithThigh(u=u).model for u in (0.125, 0.5, 0.875))
+    plain = importlib.import_module("gymnasium").make("HalfCheetah-v5").unwrapped.model
+    np.testing.assert_allclose(own.geom_size, plain.geom_size)
+    np.testing.assert_allclose(own.body_mass, plain.body_mass)
+    sizes = np.array([model.geom("bthigh").size for model in (thin, own, thick)])
+    np.testing.assert_allclose(sizes[:, 0], [0.031, 0.046, 0.061])
+    assert thin.body("bthigh").mass < own.body("bthigh").mass < thick.body("bthigh").mass
+    assert sum(thick.body_mass) == pytest.approx(sum(plain.body_mass))
+
+
+def test_a_part_that_gymnasium_lacks_is_named() -> None:
+    hopper = importlib.import_module("benchmarks.hopper")
+    with pytest.raises(ValueError, match=r"no geom name=.fin. size=.0\.1"):
+        hopper.changed_model("hopper.xml", 'name="fin" size="{}', 0.1, 0.2)
 
 
 def test_an_own_leg_moves_as_in_gymnasium_to_the_bit() -> None:

@@ -201,6 +201,23 @@ def test_cells_computed_anew_are_compared_with_the_committed_ones(tmp_path: Path
     ]
 
 
+def test_a_figure_that_is_no_longer_kept_is_no_difference(tmp_path: Path) -> None:
+    ours, committed = Results(tmp_path / "ours"), Results(tmp_path / "committed")
+    committed.add(made("a", x=1.0, K=20))
+    ours.add(made("a", x=1.0))
+    assert command.differences(ours, committed) == ["a: the committed figures"]
+
+
+def test_a_difference_says_where_the_committed_cell_was_computed(tmp_path: Path) -> None:
+    ours, committed = Results(tmp_path / "ours"), Results(tmp_path / "committed")
+    committed.add(replace(made("a", x=1.0), machine={"cores": 2, "cpu": "AMD EPYC"}))
+    ours.add(replace(made("a", x=1.5), machine={"cores": 2, "cpu": "Intel Xeon"}))
+    assert command.differences(ours, committed) == [
+        "a: differs (x 1.0 -> 1.5); the committed cell was computed on AMD EPYC, whose rounding "
+        "may differ"
+    ]
+
+
 PAIRS = (((1, 2.0), (2, 4.0), (3, 9.0)), ((1, 1.0), (2, 2.0)))
 
 
