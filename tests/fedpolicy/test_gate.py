@@ -6,7 +6,11 @@ from torch import Tensor
 
 from equipoise.core import Server, State
 from equipoise.methods.fedpolicy import gate
-from equipoise.methods.fedpolicy.evidence import update_alignment
+from equipoise.methods.fedpolicy.evidence import (
+    certain_head_gain,
+    shrunk_advantages,
+    update_alignment,
+)
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.gate import GatePolicy, leaving_clients, mean_alignment
 from helpers import largest_difference, simulate, small_task
@@ -24,14 +28,20 @@ def decided(
     left: list[int] | None = None,
     parts: str = "",
     alignment: float = 0.15,
+    before: list[list[float]] | None = None,
 ) -> tuple[list[int], list[bool]]:
-    """The parts of six clients with these scores, and who has left."""
+    """The parts of six clients with these scores, and who has left.
+
+    Their mean scores over four probes are those of `before`, or the same.
+    """
     task = small_task(samples=400)
     method = FedPolicy(parts=parts) if parts else FedPolicy()
     agent = method.agent
     assert isinstance(agent, GatePolicy)
     policy_state = agent.init(6)
     policy_state["smoothed_scores"] = torch.tensor(scores, dtype=torch.float64)
+    policy_state["score_sum"] = 4 * torch.tensor(before or scores, dtype=torch.float64)
+    policy_state["probe_count"][:] = 4
     policy_state["probe_round"] = torch.full((6,), round - 1)
     policy_state["has_left"][left or []] = True
     policy_state["alignment_sum"][:] = 2 * alignment
@@ -105,14 +115,44 @@ def test_clients_that_are_alike_keep_full_to_the_end() -> None:
 
 
 def test_few_clients_do_not_make_the_head_theirs_at_the_end() -> None:
+    before = [ALIKE] * 6
     half = [ALIKE] * 3 + [SKEWED] * 3
-    assert decided(half, 46, alignment=0.3)[0] == [FULL] * 3 + [BACKBONE] * 3
+    assert decided(half, 46, alignment=0.3, before=before)[0] == [FULL] * 3 + [BACKBONE] * 3
     fewer = [ALIKE] * 2 + [SKEWED] * 4
-    assert decided(fewer, 46, alignment=0.3)[0] == [BACKBONE] * 6
+    assert decided(fewer, 46, alignment=0.3, before=before)[0] == [BACKBONE] * 6
     # Who has left does not count.
-    assert decided([OTHER_KIND] * 2 + fewer[:4], 46, left=[0, 1], alignment=0.3)[0] == [
+    mixed = [OTHER_KIND] * 2 + fewer[:4]
+    assert decided(mixed, 46, left=[0, 1], alignment=0.3, before=before)[0] == [
         *(NONE, NONE, FULL, FULL, BACKBONE, BACKBONE)
     ]
+
+
+def test_one_lucky_probe_does_not_make_clients_with_skewed_labels_keep_full() -> None:
+    for round, part in ((46, BACKBONE), (56, NONE)):
+        assert decided([ALIKE] * 6, round, before=[SKEWED] * 6)[0] == [part] * 6
+        # A gain of the received head that is within its standard error is none.
+        barely = [0.91, 0.90, 0.7, 0.6]
+        assert decided([ALIKE] * 6, round, before=[barely] * 6)[0] == [part] * 6
+        clearly = [0.95, 0.80, 0.7, 0.6]
+        assert decided([ALIKE] * 6, round, before=[clearly] * 6)[0] == [FULL] * 6
+
+
+def test_gain_of_the_received_head_by_hand() -> None:
+    """Gains 0.2 and -0.1 of two clients, and one that has not probed; 10 and 40 rows."""
+    accuracy = torch.tensor(
+        [[0.8, 0.6, 0.5, 0.4], [0.5, 0.6, 0.6, 0.7], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64
+    )
+    is_known = torch.tensor([True, True, False])
+    found = shrunk_advantages(accuracy, is_known, torch.tensor([10, 40, 10]))
+    top = (0.8 + 0.7) / 2
+    variance = (0.1 / 10 + 0.1 / 40) / 2 / top**2 / 2
+    expected = (0.2 - 0.1) / 2 / top - variance**0.5
+    assert certain_head_gain(accuracy, is_known, found).tolist() == pytest.approx([expected])
+    side_by_side = shrunk_advantages(
+        accuracy.expand(2, 3, 4), is_known.expand(2, 3), torch.tensor([10, 40, 10])
+    )
+    both = certain_head_gain(accuracy.expand(2, 3, 4), is_known.expand(2, 3), side_by_side)
+    assert both.tolist() == [pytest.approx([expected])] * 2
 
 
 def test_clients_of_another_kind_leave_early_and_take_what_scores_best() -> None:
@@ -158,6 +198,8 @@ def test_probes_are_smoothed() -> None:
     assert largest_difference(state["smoothed_scores"][0], (first[0] + second[0]) / 2) < 1e-15
     assert largest_difference(state["smoothed_scores"][1], first[1]) == 0
     assert largest_difference(state["scores"][0], second[0]) == 0
+    assert largest_difference(state["score_sum"][0], first[0] + second[0]) == 0
+    assert state["probe_count"].tolist() == [2.0, 1.0]
 
 
 def test_both_executors_and_few_clients_a_round_agree() -> None:
