@@ -107,11 +107,17 @@ def options(population: str, variant: str, seed: int) -> dict[str, Any] | None:
 def cells(results: Results) -> list[Cell]:
     """First what the main table needs: rivals on a choosing seed, the default and its rivals."""
     every = grid(options, population=POPULATIONS, variant=VARIANTS, seed=(*CHOOSING, *FRESH))
+    rivals_of = {
+        population: {
+            *(strongest(results, population, key) for key in ("personal", "tuned")),
+            strongest(results, population, "personal", without=("finetune",)),
+        }
+        for population in POPULATIONS
+    }
 
     def order(cell: Cell) -> tuple[int, int]:
         population, variant, seed = (cell.axes[name] for name in ("population", "variant", "seed"))
-        rivals = {strongest(results, population, key) for key in ("personal", "tuned")}
-        rivals.add(strongest(results, population, "personal", without=("finetune",)))
+        rivals = rivals_of[population]
         if population in LARGER:
             return 6, seed
         if variant in BASELINES and variant not in RARELY_STRONG and seed == CHOOSING[0]:
