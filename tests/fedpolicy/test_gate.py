@@ -12,7 +12,12 @@ from equipoise.methods.fedpolicy.evidence import (
     update_alignment,
 )
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.gate import GatePolicy, leaving_clients, mean_alignment
+from equipoise.methods.fedpolicy.gate import (
+    GatePolicy,
+    lack_of_alignment,
+    leaving_clients,
+    mean_alignment,
+)
 from helpers import largest_difference, simulate, small_task
 
 ROUNDS = 60
@@ -27,7 +32,7 @@ def decided(
     round: int,
     left: list[int] | None = None,
     parts: str = "",
-    alignment: float = 0.15,
+    alignment: float | list[float] = 0.15,
     before: list[list[float]] | None = None,
 ) -> tuple[list[int], list[bool]]:
     """The parts of six clients with these scores, and who has left.
@@ -44,7 +49,7 @@ def decided(
     policy_state["probe_count"][:] = 4
     policy_state["probe_round"] = torch.full((6,), round - 1)
     policy_state["has_left"][left or []] = True
-    policy_state["alignment_sum"][:] = 2 * alignment
+    policy_state["alignment_sum"][:] = 2 * torch.tensor(alignment, dtype=torch.float64)
     policy_state["alignment_count"][:] = 2
 
     server = Server(task, task.info.training, {}, {}, 0, round, ROUNDS)
@@ -100,6 +105,24 @@ def test_clients_whose_updates_are_aligned_do_not_leave() -> None:
     assert decided([OTHER_KIND] * 6, 11, alignment=gate.ALIGNED)[1] == [False] * 6
     # A received backbone that seems as good does not keep a client whose updates are at odds.
     assert decided([SKEWED] * 6, 11, alignment=-0.1)[1] == [True] * 3 + [False] * 3
+
+
+def test_a_client_far_less_aligned_than_the_others_may_leave() -> None:
+    """0.21 is aligned where the others have 0.3, and not where they have 0.8."""
+    scores = [SKEWED] * 5 + [OTHER_KIND]
+    assert decided(scores, 11, alignment=[0.3] * 5 + [0.21])[1] == [False] * 6
+    assert decided(scores, 11, alignment=[0.8] * 5 + [0.21])[1] == [False] * 5 + [True]
+
+
+def test_lack_of_alignment_by_hand() -> None:
+    alignment = torch.tensor([0.9, 0.8, 0.3, 0.1, 1.0])
+    is_known = torch.tensor([True, True, True, True, False])
+    assert lack_of_alignment(alignment, is_known).tolist() == pytest.approx([0, 0, 0, 0.1, 0])
+    side_by_side = torch.stack([alignment, alignment + torch.tensor([0, 0, 0.3, 0, 0])])
+    both = lack_of_alignment(side_by_side, is_known.expand(2, 5))
+    assert both[1].tolist() == pytest.approx([0, 0, 0, 0.2, 0])
+    nobody = torch.zeros(5, dtype=torch.bool)
+    assert lack_of_alignment(alignment, nobody).tolist() == [0.0] * 5
 
 
 def test_skewed_labels_keep_full_then_backbone_then_none() -> None:

@@ -26,7 +26,8 @@ FULL_PART = 0  # the number of the whole model among the parts
 NONE_PART = -1  # the number of the client's own model
 BODY_PART = 1  # the number of the first part between: `backbone`, unless the user names sets
 
-ALIGNED = 0.2  # alignment of a client's updates from which on it does not leave
+ALIGNED = 0.2  # alignment of a client's updates from which on it does not leave, or more:
+ALIGNED_SHARE = 0.5  # this share of the clients' median alignment
 LACK_COST = 0.4  # relative accuracy for which a lack of alignment of one counts
 MIN_OTHERS = 4  # clients with which an update is compared
 LEAVE_MARGIN = 0.03  # relative accuracy by which the received backbone is worse for those who leave
@@ -134,7 +135,8 @@ class GatePolicy(ProbingPolicy):
         advantage = (found.center + found.deviation)[ids]
         gain = (scores[:, BODY_PART] - scores[:, NONE_PART])[ids]
         has_left = policy_state["has_left"][ids]
-        evidence = GateEvidence(advantage, gain, mean_alignment(policy_state)[ids], head_gain)
+        lack = lack_of_alignment(mean_alignment(policy_state), policy_state["alignment_count"] > 0)
+        evidence = GateEvidence(advantage, gain, lack[ids], head_gain)
         part, has_left = gate_decisions(evidence, has_left, over, self.choices)
         return part, write_rows(policy_state, ids, {"has_left": has_left})
 
@@ -146,19 +148,35 @@ def mean_alignment(policy_state: State) -> Tensor:
     return torch.where(count > 0, mean, 1.0)
 
 
+def lack_of_alignment(alignment: Tensor, is_known: Tensor) -> Tensor:
+    """Return how much alignment each client lacks `[..., N]`: 0 where it is aligned or unknown.
+
+    Where updates of most clients are well aligned, those of a client that differs in kind may be
+    above `ALIGNED` and still far below those of the others.
+
+    Args:
+        alignment: Alignment of all clients `[..., N]`.
+        is_known: Whether it is known `[..., N]`.
+    """
+    known = alignment.masked_fill(~is_known, math.nan)
+    median = known.nanmedian(-1, keepdim=True).values.nan_to_num(0.0)
+    needed = (ALIGNED_SHARE * median).clamp(min=ALIGNED)
+    return (needed - alignment).clamp(min=0.0) * is_known
+
+
 class GateEvidence(NamedTuple):
     """What the gate decides by; `...` are federations side by side.
 
     Attributes:
         advantage: Of parts over the client's own model, relative and shrunk `[..., K, P - 1]`.
         gain: Accuracy of the received backbone less that of the own model `[..., K]`.
-        alignment: Of the client's first updates with those of the others `[..., K]`.
+        lack: Of alignment of the client's first updates with those of the others `[..., K]`.
         head_gain: Of the received head over clients' own heads, for all clients `[..., 1]`.
     """
 
     advantage: Tensor
     gain: Tensor
-    alignment: Tensor
+    lack: Tensor
     head_gain: Tensor
 
 
@@ -173,10 +191,10 @@ def gate_decisions(
         over: Share of the run that is over.
         choices: Booleans `[P]`: the parts that may be chosen.
     """
-    lack = (ALIGNED - evidence.alignment).clamp(min=0.0)
-    advantage = torch.nn.functional.pad(evidence.advantage - LACK_COST * lack[..., None], (0, 1))
+    cost = LACK_COST * evidence.lack[..., None]
+    advantage = torch.nn.functional.pad(evidence.advantage - cost, (0, 1))
     if over < END_START:
-        is_worse = (advantage[..., BODY_PART] < -LEAVE_MARGIN) & (lack > 0)
+        is_worse = (advantage[..., BODY_PART] < -LEAVE_MARGIN) & (evidence.lack > 0)
         has_left = has_left | leaving_clients(is_worse, evidence.gain, ~has_left)
     values = advantage.masked_fill(~choices, -math.inf)
     part = torch.where(has_left, values.argmax(-1), FULL_PART)

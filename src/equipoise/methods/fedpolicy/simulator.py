@@ -26,6 +26,7 @@ from equipoise.methods.fedpolicy.gate import (
     SMOOTHING,
     GateEvidence,
     gate_decisions,
+    lack_of_alignment,
 )
 from equipoise.methods.fedpolicy.network import FOUR_PARTS, Observation, client_features
 from equipoise.methods.fedpolicy.policies import hold_rounds
@@ -394,7 +395,8 @@ class Memory(NamedTuple):
         gain = self.smoothed[..., BODY_PART] - self.smoothed[..., NONE_PART]
         mean_scores = (self.score_sum / self.num_probes).to(DTYPE)
         head_gain = certain_head_gain(mean_scores, known, found)
-        evidence = GateEvidence(found.center + found.deviation, gain, self.alignment, head_gain)
+        lack = lack_of_alignment(self.alignment, known)
+        evidence = GateEvidence(found.center + found.deviation, gain, lack, head_gain)
         gate_part, has_left = gate_decisions(evidence, self.has_left, over, GATE_CHOICES)
         seen = Observation(
             smoothed=self.smoothed,
