@@ -180,6 +180,10 @@ def load_network(path: str = "") -> PolicyNetwork:
         logits = network.logits(torch.ones(1, len(FEATURES), dtype=DTYPE))
         if logits.shape != (1, len(PAPER_PARTS)) or not bool(torch.isfinite(logits).all()):
             raise ValueError("its weights do not fit")
+    except FileNotFoundError:
+        raise UsageError(
+            f"policy_file is '{path}': there is no such file; write one with equipoise train-policy"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UsageError(
             f"policy_file is '{path}': cannot be read as a policy ({error}); write one with "
