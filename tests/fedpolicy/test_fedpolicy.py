@@ -170,8 +170,10 @@ def test_bad_options_are_refused() -> None:
         ({"staleness_decay": 0.0}, "staleness_decay"),
         (
             {"policy": "trained", "policy_file": "no-such-file.json"},
-            "policy_file is 'no-such-file.json'",
+            "policy_file is 'no-such-file.json': there is no such file",
         ),
+        ({"policy_file": "policy.json"}, "policy gate reads no file"),
+        ({"policy": "full", "policy_file": "policy.json"}, "policy full reads no file"),
         ({"base_options": "momentum=1"}, "unknown option 'momentum' of 'fedavgm'"),
         ({"base": "fedprox", "base_options": "mu=big"}, "must be a number"),
     ):

@@ -6,9 +6,18 @@ from torch import Tensor
 
 from equipoise.core import Server, State
 from equipoise.methods.fedpolicy import gate
-from equipoise.methods.fedpolicy.evidence import update_alignment
+from equipoise.methods.fedpolicy.evidence import (
+    certain_head_gain,
+    shrunk_advantages,
+    update_alignment,
+)
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.gate import GatePolicy, leaving_clients, mean_alignment
+from equipoise.methods.fedpolicy.gate import (
+    GatePolicy,
+    lack_of_alignment,
+    leaving_clients,
+    mean_alignment,
+)
 from helpers import largest_difference, simulate, small_task
 
 ROUNDS = 60
@@ -23,18 +32,24 @@ def decided(
     round: int,
     left: list[int] | None = None,
     parts: str = "",
-    alignment: float = 0.15,
+    alignment: float | list[float] = 0.15,
+    before: list[list[float]] | None = None,
 ) -> tuple[list[int], list[bool]]:
-    """The parts of six clients with these scores, and who has left."""
+    """The parts of six clients with these scores, and who has left.
+
+    Their mean scores over four probes are those of `before`, or the same.
+    """
     task = small_task(samples=400)
     method = FedPolicy(parts=parts) if parts else FedPolicy()
     agent = method.agent
     assert isinstance(agent, GatePolicy)
     policy_state = agent.init(6)
     policy_state["smoothed_scores"] = torch.tensor(scores, dtype=torch.float64)
+    policy_state["score_sum"] = 4 * torch.tensor(before or scores, dtype=torch.float64)
+    policy_state["probe_count"][:] = 4
     policy_state["probe_round"] = torch.full((6,), round - 1)
     policy_state["has_left"][left or []] = True
-    policy_state["alignment_sum"][:] = 2 * alignment
+    policy_state["alignment_sum"][:] = 2 * torch.tensor(alignment, dtype=torch.float64)
     policy_state["alignment_count"][:] = 2
 
     server = Server(task, task.info.training, {}, {}, 0, round, ROUNDS)
@@ -92,6 +107,24 @@ def test_clients_whose_updates_are_aligned_do_not_leave() -> None:
     assert decided([SKEWED] * 6, 11, alignment=-0.1)[1] == [True] * 3 + [False] * 3
 
 
+def test_a_client_far_less_aligned_than_the_others_may_leave() -> None:
+    """0.21 is aligned where the others have 0.3, and not where they have 0.8."""
+    scores = [SKEWED] * 5 + [OTHER_KIND]
+    assert decided(scores, 11, alignment=[0.3] * 5 + [0.21])[1] == [False] * 6
+    assert decided(scores, 11, alignment=[0.8] * 5 + [0.21])[1] == [False] * 5 + [True]
+
+
+def test_lack_of_alignment_by_hand() -> None:
+    alignment = torch.tensor([0.9, 0.8, 0.3, 0.1, 1.0])
+    is_known = torch.tensor([True, True, True, True, False])
+    assert lack_of_alignment(alignment, is_known).tolist() == pytest.approx([0, 0, 0, 0.1, 0])
+    side_by_side = torch.stack([alignment, alignment + torch.tensor([0, 0, 0.3, 0, 0])])
+    both = lack_of_alignment(side_by_side, is_known.expand(2, 5))
+    assert both[1].tolist() == pytest.approx([0, 0, 0, 0.2, 0])
+    nobody = torch.zeros(5, dtype=torch.bool)
+    assert lack_of_alignment(alignment, nobody).tolist() == [0.0] * 5
+
+
 def test_skewed_labels_keep_full_then_backbone_then_none() -> None:
     assert decided([SKEWED] * 6, 11)[0] == [FULL] * 6
     assert decided([SKEWED] * 6, 41)[0] == [FULL] * 6
@@ -105,14 +138,44 @@ def test_clients_that_are_alike_keep_full_to_the_end() -> None:
 
 
 def test_few_clients_do_not_make_the_head_theirs_at_the_end() -> None:
+    before = [ALIKE] * 6
     half = [ALIKE] * 3 + [SKEWED] * 3
-    assert decided(half, 46, alignment=0.3)[0] == [FULL] * 3 + [BACKBONE] * 3
+    assert decided(half, 46, alignment=0.3, before=before)[0] == [FULL] * 3 + [BACKBONE] * 3
     fewer = [ALIKE] * 2 + [SKEWED] * 4
-    assert decided(fewer, 46, alignment=0.3)[0] == [BACKBONE] * 6
+    assert decided(fewer, 46, alignment=0.3, before=before)[0] == [BACKBONE] * 6
     # Who has left does not count.
-    assert decided([OTHER_KIND] * 2 + fewer[:4], 46, left=[0, 1], alignment=0.3)[0] == [
+    mixed = [OTHER_KIND] * 2 + fewer[:4]
+    assert decided(mixed, 46, left=[0, 1], alignment=0.3, before=before)[0] == [
         *(NONE, NONE, FULL, FULL, BACKBONE, BACKBONE)
     ]
+
+
+def test_one_lucky_probe_does_not_make_clients_with_skewed_labels_keep_full() -> None:
+    for round, part in ((46, BACKBONE), (56, NONE)):
+        assert decided([ALIKE] * 6, round, before=[SKEWED] * 6)[0] == [part] * 6
+        # A gain of the received head that is within its standard error is none.
+        barely = [0.91, 0.90, 0.7, 0.6]
+        assert decided([ALIKE] * 6, round, before=[barely] * 6)[0] == [part] * 6
+        clearly = [0.95, 0.80, 0.7, 0.6]
+        assert decided([ALIKE] * 6, round, before=[clearly] * 6)[0] == [FULL] * 6
+
+
+def test_gain_of_the_received_head_by_hand() -> None:
+    """Gains 0.2 and -0.1 of two clients, and one that has not probed; 10 and 40 rows."""
+    accuracy = torch.tensor(
+        [[0.8, 0.6, 0.5, 0.4], [0.5, 0.6, 0.6, 0.7], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64
+    )
+    is_known = torch.tensor([True, True, False])
+    found = shrunk_advantages(accuracy, is_known, torch.tensor([10, 40, 10]))
+    top = (0.8 + 0.7) / 2
+    variance = (0.1 / 10 + 0.1 / 40) / 2 / top**2 / 2
+    expected = (0.2 - 0.1) / 2 / top - variance**0.5
+    assert certain_head_gain(accuracy, is_known, found).tolist() == pytest.approx([expected])
+    side_by_side = shrunk_advantages(
+        accuracy.expand(2, 3, 4), is_known.expand(2, 3), torch.tensor([10, 40, 10])
+    )
+    both = certain_head_gain(accuracy.expand(2, 3, 4), is_known.expand(2, 3), side_by_side)
+    assert both.tolist() == [pytest.approx([expected])] * 2
 
 
 def test_clients_of_another_kind_leave_early_and_take_what_scores_best() -> None:
@@ -158,6 +221,8 @@ def test_probes_are_smoothed() -> None:
     assert largest_difference(state["smoothed_scores"][0], (first[0] + second[0]) / 2) < 1e-15
     assert largest_difference(state["smoothed_scores"][1], first[1]) == 0
     assert largest_difference(state["scores"][0], second[0]) == 0
+    assert largest_difference(state["score_sum"][0], first[0] + second[0]) == 0
+    assert state["probe_count"].tolist() == [2.0, 1.0]
 
 
 def test_both_executors_and_few_clients_a_round_agree() -> None:

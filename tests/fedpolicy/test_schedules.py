@@ -72,6 +72,7 @@ def test_processes_and_executors_agree_to_the_bit(tmp_path: Path) -> None:
     [
         ("full:0.8,non", ["'non' is none of full, backbone, head, none", "did you mean 'none'"]),
         ("full:0.8", ["is the last part and lasts to the end"]),
+        ("full:0.8 none", ["'full:0.8 none' has blanks: put commas between the parts"]),
         ("full,none", ["'full' must be a part and its share"]),
         ("full:x,none", ["'full:x' must be a part and its share"]),
         ("full:-0.5,none", ["'full:-0.5' must be"]),

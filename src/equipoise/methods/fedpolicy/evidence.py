@@ -59,6 +59,28 @@ def shrunk_advantages(accuracy: Tensor, is_known: Tensor, num_val_rows: Tensor) 
     return Advantages(center, deviation, noise, top)
 
 
+def certain_head_gain(mean_accuracy: Tensor, is_known: Tensor, advantages: Advantages) -> Tensor:
+    """Return the gain of the received head over clients' own heads, less its standard error.
+
+    Both sit on the received backbone, so that the gain is positive where clients share a label
+    distribution and negative where each has its own. It is pooled over clients and relative.
+
+    Args:
+        mean_accuracy: Of the model after installing each part, over all probes `[..., C, P]`; the
+            first part is the whole model, the second one the backbone.
+        is_known: Whether the client has probed `[..., C]`.
+        advantages: The advantages of parts at this time.
+
+    Returns:
+        The gain `[..., 1]`.
+    """
+    known = is_known.to(DTYPE)[..., None]
+    gain = (mean_accuracy[..., :1] - mean_accuracy[..., 1:2]) / advantages.top
+    # The rows are the same in every probe, so that more probes do not make it more certain.
+    variance = mean_of_known(advantages.noise, known) / known.sum(-2, keepdim=True).clamp(min=1.0)
+    return (mean_of_known(gain, known) - variance.sqrt())[..., 0]
+
+
 def mean_of_known(values: Tensor, known: Tensor) -> Tensor:
     """Return the mean of values `[..., C, F]` over the clients with weight one in `[..., C, 1]`."""
     return (values * known).sum(-2, keepdim=True) / known.sum(-2, keepdim=True).clamp(min=1.0)

@@ -214,6 +214,11 @@ class FedPolicy(ComposedMethod):
                 f"policy {self.policy} compares parts on validation data, and task "
                 f"'{task.info.name}' has none: set val_share, or choose --policy full:0.8,none"
             )
+        if self.policy_file and not isinstance(self.agent, TrainedPolicy):
+            raise UsageError(
+                f"policy_file is '{self.policy_file}', and policy {self.policy} reads no file: "
+                "choose --policy trained or dqn, or leave policy_file out"
+            )
         if isinstance(self.agent, TrainedPolicy):
             if self.sets.names != PAPER_PARTS:
                 raise UsageError(

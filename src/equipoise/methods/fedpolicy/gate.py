@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Params, Server, State
-from equipoise.methods.fedpolicy.evidence import shrunk_advantages, update_alignment
+from equipoise.methods.fedpolicy.evidence import (
+    certain_head_gain,
+    shrunk_advantages,
+    update_alignment,
+)
 from equipoise.methods.fedpolicy.policies import ProbingPolicy
 from equipoise.methods.fedpolicy.state import write_rows
 from equipoise.rl.nn import DTYPE
@@ -22,7 +26,8 @@ FULL_PART = 0  # the number of the whole model among the parts
 NONE_PART = -1  # the number of the client's own model
 BODY_PART = 1  # the number of the first part between: `backbone`, unless the user names sets
 
-ALIGNED = 0.2  # alignment of a client's updates from which on it does not leave
+ALIGNED = 0.2  # alignment of a client's updates from which on it does not leave, or more:
+ALIGNED_SHARE = 0.5  # this share of the clients' median alignment
 LACK_COST = 0.4  # relative accuracy for which a lack of alignment of one counts
 MIN_OTHERS = 4  # clients with which an update is compared
 LEAVE_MARGIN = 0.03  # relative accuracy by which the received backbone is worse for those who leave
@@ -51,7 +56,8 @@ class GatePolicy(ProbingPolicy):
       If fewer than 15 % of the clients would share anything, nobody does.
     - The others take `full` for three quarters of the run, then `backbone`, and `none` in the last
       tenth; those whose own model is no better than the received one keep `full` to the end, if
-      they are at least half of them.
+      they are at least half of them and the received head has been better than own ones over all
+      probes (`evidence.certain_head_gain`).
     """
 
     def init(self, num_clients: int) -> State:
@@ -59,6 +65,8 @@ class GatePolicy(ProbingPolicy):
         num_parts = len(self.config.parts)
         return super().init(num_clients) | {
             "smoothed_scores": torch.zeros(num_clients, num_parts, dtype=DTYPE),
+            "score_sum": torch.zeros(num_clients, num_parts, dtype=DTYPE),  # over all probes
+            "probe_count": torch.zeros(num_clients, dtype=DTYPE),
             "has_left": torch.zeros(num_clients, dtype=torch.bool),
             "alignment_sum": torch.zeros(num_clients, dtype=DTYPE),  # over the rounds that count
             "alignment_count": torch.zeros(num_clients, dtype=DTYPE),  # of these rounds
@@ -104,7 +112,11 @@ class GatePolicy(ProbingPolicy):
         probed_ids = ids[probed]
         is_first = policy_state["probe_round"][probed_ids, None] == 0
         old = torch.where(is_first, scores[probed], policy_state["smoothed_scores"][probed_ids])
-        rows = {"smoothed_scores": torch.lerp(old, scores[probed], SMOOTHING)}
+        rows = {
+            "smoothed_scores": torch.lerp(old, scores[probed], SMOOTHING),
+            "score_sum": policy_state["score_sum"][probed_ids] + scores[probed],
+            "probe_count": policy_state["probe_count"][probed_ids] + 1.0,
+        }
         policy_state = super().record_probes(server, policy_state, ids, scores)
         return write_rows(policy_state, probed_ids, rows)
 
@@ -114,14 +126,17 @@ class GatePolicy(ProbingPolicy):
         """Say who leaves, and choose each client's part."""
         scores = policy_state["smoothed_scores"]
         all_ids = torch.arange(len(scores))
-        advantages = shrunk_advantages(
-            scores, policy_state["probe_round"] > 0, server.task.num_rows(all_ids, "val")
-        )
+        is_known = policy_state["probe_round"] > 0
+        advantages = shrunk_advantages(scores, is_known, server.task.num_rows(all_ids, "val"))
+        probe_count = policy_state["probe_count"].clamp(min=1.0)
+        mean_scores = policy_state["score_sum"] / probe_count[:, None]
+        head_gain = certain_head_gain(mean_scores, is_known, advantages)
         over = (server.round - 1) / server.num_rounds
         advantage = (advantages.center + advantages.deviation)[ids]
         gain = (scores[:, BODY_PART] - scores[:, NONE_PART])[ids]
         has_left = policy_state["has_left"][ids]
-        evidence = GateEvidence(advantage, gain, mean_alignment(policy_state)[ids])
+        lack = lack_of_alignment(mean_alignment(policy_state), policy_state["alignment_count"] > 0)
+        evidence = GateEvidence(advantage, gain, lack[ids], head_gain)
         part, has_left = gate_decisions(evidence, has_left, over, self.choices)
         return part, write_rows(policy_state, ids, {"has_left": has_left})
 
@@ -133,18 +148,36 @@ def mean_alignment(policy_state: State) -> Tensor:
     return torch.where(count > 0, mean, 1.0)
 
 
+def lack_of_alignment(alignment: Tensor, is_known: Tensor) -> Tensor:
+    """Return how much alignment each client lacks `[..., N]`: 0 where it is aligned or unknown.
+
+    Where updates of most clients are well aligned, those of a client that differs in kind may be
+    above `ALIGNED` and still far below those of the others.
+
+    Args:
+        alignment: Alignment of all clients `[..., N]`.
+        is_known: Whether it is known `[..., N]`.
+    """
+    known = alignment.masked_fill(~is_known, math.nan)
+    median = known.nanmedian(-1, keepdim=True).values.nan_to_num(0.0)
+    needed = (ALIGNED_SHARE * median).clamp(min=ALIGNED)
+    return (needed - alignment).clamp(min=0.0) * is_known
+
+
 class GateEvidence(NamedTuple):
     """What the gate decides by; `...` are federations side by side.
 
     Attributes:
         advantage: Of parts over the client's own model, relative and shrunk `[..., K, P - 1]`.
         gain: Accuracy of the received backbone less that of the own model `[..., K]`.
-        alignment: Of the client's first updates with those of the others `[..., K]`.
+        lack: Of alignment of the client's first updates with those of the others `[..., K]`.
+        head_gain: Of the received head over clients' own heads, for all clients `[..., 1]`.
     """
 
     advantage: Tensor
     gain: Tensor
-    alignment: Tensor
+    lack: Tensor
+    head_gain: Tensor
 
 
 def gate_decisions(
@@ -158,10 +191,10 @@ def gate_decisions(
         over: Share of the run that is over.
         choices: Booleans `[P]`: the parts that may be chosen.
     """
-    lack = (ALIGNED - evidence.alignment).clamp(min=0.0)
-    advantage = torch.nn.functional.pad(evidence.advantage - LACK_COST * lack[..., None], (0, 1))
+    cost = LACK_COST * evidence.lack[..., None]
+    advantage = torch.nn.functional.pad(evidence.advantage - cost, (0, 1))
     if over < END_START:
-        is_worse = (advantage[..., BODY_PART] < -LEAVE_MARGIN) & (lack > 0)
+        is_worse = (advantage[..., BODY_PART] < -LEAVE_MARGIN) & (evidence.lack > 0)
         has_left = has_left | leaving_clients(is_worse, evidence.gain, ~has_left)
     values = advantage.masked_fill(~choices, -math.inf)
     part = torch.where(has_left, values.argmax(-1), FULL_PART)
@@ -172,7 +205,8 @@ def gate_decisions(
         part = torch.where(is_shared, part, none)
     if over >= END_START:
         late = _late_part(values, over, choices)
-        keeps_full = (advantage[..., FULL_PART] >= 0) & ~has_left
+        is_as_good = (advantage[..., FULL_PART] >= 0) & (evidence.head_gain >= 0)
+        keeps_full = is_as_good & ~has_left
         # A head that few clients install becomes theirs: then nobody installs it, and it stays.
         shares = (~has_left).sum(-1, keepdim=True)
         keeps_full = keeps_full & (keeps_full.sum(-1, keepdim=True) >= MIN_KEEPERS * shares)

@@ -93,16 +93,16 @@ def client_features(seen: Observation) -> Tensor:
     """Return the features of every client `[..., C, F]`, see :data:`FEATURES`."""
     known = seen.is_known.to(DTYPE)[..., None]
     accuracy = seen.accuracy.to(DTYPE)
-    found = shrunk_advantages(seen.smoothed.to(DTYPE), seen.is_known, seen.num_val_rows)
-    rise = mean_of_known(accuracy - seen.previous.to(DTYPE), known) / found.top
+    advantages = shrunk_advantages(seen.smoothed.to(DTYPE), seen.is_known, seen.num_val_rows)
+    rise = mean_of_known(accuracy - seen.previous.to(DTYPE), known) / advantages.top
     size = seen.num_rows.to(DTYPE)[..., None]
     log_size = (size / mean_of_known(size, known).clamp(min=TINY)).clamp(min=TINY).log()
     alignment = seen.alignment.to(DTYPE)[..., None]
     installs = seen.installs.to(DTYPE)
     shape = (*accuracy.shape[:-1], 1)
     left = seen.time_left.to(DTYPE)[..., None, None].expand(shape)
-    center = ADVANTAGE_SCALE * found.center.expand(*shape[:-1], 3)
-    own = ADVANTAGE_SCALE * found.deviation * known
+    center = ADVANTAGE_SCALE * advantages.center.expand(*shape[:-1], 3)
+    own = ADVANTAGE_SCALE * advantages.deviation * known
     columns = [
         torch.ones_like(left),
         center,
@@ -113,7 +113,7 @@ def client_features(seen: Observation) -> Tensor:
         installs.mean(-2, keepdim=True).expand(*shape[:-1], 2),
         installs,
         log_size,
-        ADVANTAGE_SCALE * found.noise.sqrt(),
+        ADVANTAGE_SCALE * advantages.noise.sqrt(),
         left * center[..., :1],
         left * own[..., :1],
         ADVANTAGE_SCALE * alignment,
@@ -186,6 +186,10 @@ def load_network(path: str = "") -> PolicyNetwork:
         logits = network.logits(torch.ones(1, len(FEATURES), dtype=DTYPE))
         if logits.shape != (1, len(PAPER_PARTS)) or not bool(torch.isfinite(logits).all()):
             raise ValueError("its weights do not fit")
+    except FileNotFoundError:
+        raise UsageError(
+            f"policy_file is '{path}': there is no such file; write one with equipoise train-policy"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UsageError(
             f"policy_file is '{path}': cannot be read as a policy ({error}); write one with "

@@ -225,7 +225,9 @@ def parse_schedule(text: str, parts: BlockSets) -> tuple[tuple[str, float], ...]
             problems.append(f"'{step}' must be a part and its share of the run, such as full:0.8")
         end += duration or 0.0
         pairs.append((name.strip(), end))
-    if ":" in last:
+    if len(last.split()) > 1:
+        problems.append(f"'{last}' has blanks: put commas between the parts")
+    elif ":" in last:
         problems.append(f"'{last}' is the last part and lasts to the end: leave out its share")
     pairs.append((last.partition(":")[0].strip(), 1.0))
     if end >= 1.0:

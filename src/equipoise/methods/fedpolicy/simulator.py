@@ -15,13 +15,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.methods.fedpolicy.evidence import shrunk_advantages, update_alignment
+from equipoise.methods.fedpolicy.evidence import (
+    certain_head_gain,
+    shrunk_advantages,
+    update_alignment,
+)
 from equipoise.methods.fedpolicy.gate import (
     BODY_PART,
     NONE_PART,
     SMOOTHING,
     GateEvidence,
     gate_decisions,
+    lack_of_alignment,
 )
 from equipoise.methods.fedpolicy.network import FOUR_PARTS, Observation, client_features
 from equipoise.methods.fedpolicy.policies import hold_rounds
@@ -434,6 +439,8 @@ class Memory(NamedTuple):
         accuracy: Scores of the last probe `[E, C, P]`; None before the first.
         previous: Those of the probe before, or the same.
         smoothed: Those over probes.
+        score_sum: Their sum over probes.
+        num_probes: Number of probes.
     """
 
     parts: Tensor
@@ -443,6 +450,8 @@ class Memory(NamedTuple):
     accuracy: Tensor | None = None
     previous: Tensor | None = None
     smoothed: Tensor | None = None
+    score_sum: Tensor | None = None
+    num_probes: int = 0
 
     @classmethod
     def at_start(cls, count: int, clients: int) -> Memory:
@@ -473,20 +482,31 @@ class Memory(NamedTuple):
             for part in range(len(FOUR_PARTS))
         ]
         probe = torch.stack(scores, -1)
-        if self.accuracy is None or self.smoothed is None:
-            return self._replace(accuracy=probe, previous=probe, smoothed=probe)
-        smoothed = torch.lerp(self.smoothed, probe, SMOOTHING)
-        return self._replace(accuracy=probe, previous=self.accuracy, smoothed=smoothed)
+        if self.accuracy is None or self.smoothed is None or self.score_sum is None:
+            return self._replace(
+                accuracy=probe, previous=probe, smoothed=probe, score_sum=probe, num_probes=1
+            )
+        return self._replace(
+            accuracy=probe,
+            previous=self.accuracy,
+            smoothed=torch.lerp(self.smoothed, probe, SMOOTHING),
+            score_sum=self.score_sum + probe,
+            num_probes=self.num_probes + 1,
+        )
 
     def observe(self, data: Federations, over: float) -> tuple[Tensor, Memory]:
         """Let the gate decide; return the clients' features `[E, C, F]` and the memory."""
         assert self.accuracy is not None
         assert self.previous is not None
         assert self.smoothed is not None
+        assert self.score_sum is not None
         known = torch.ones_like(self.has_left)
-        found = shrunk_advantages(self.smoothed.to(DTYPE), known, data.val_size)
+        advantages = shrunk_advantages(self.smoothed.to(DTYPE), known, data.val_size)
         gain = self.smoothed[..., BODY_PART] - self.smoothed[..., NONE_PART]
-        evidence = GateEvidence(found.center + found.deviation, gain, self.alignment)
+        mean_scores = (self.score_sum / self.num_probes).to(DTYPE)
+        head_gain = certain_head_gain(mean_scores, known, advantages)
+        lack = lack_of_alignment(self.alignment, known)
+        evidence = GateEvidence(advantages.center + advantages.deviation, gain, lack, head_gain)
         gate_part, has_left = gate_decisions(evidence, self.has_left, over, GATE_CHOICES)
         seen = Observation(
             smoothed=self.smoothed,
