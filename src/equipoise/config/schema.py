@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import math
 import numbers
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
@@ -354,9 +354,16 @@ class OptionType:
         return math.floor(number + 0.5) if self.type is int else float(number)
 
 
-@functools.cache
-def option_types(config: type) -> dict[str, OptionType]:
-    """Return the types of a config's options by name."""
+_OPTION_TYPES: weakref.WeakKeyDictionary[type, Mapping[str, OptionType]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def option_types(config: type) -> Mapping[str, OptionType]:
+    """Return the types of a config's options by name; each class is looked at once."""
+    known = _OPTION_TYPES.get(config)
+    if known is not None:
+        return known
     hints = get_type_hints(config)
     types: dict[str, OptionType] = {}
     for item in dataclasses.fields(config):
@@ -364,6 +371,7 @@ def option_types(config: type) -> dict[str, OptionType]:
         allows_schedule = get_origin(hint) is Scheduled
         value_type = get_args(hint)[0] if allows_schedule else hint
         types[item.name] = OptionType(value_type, allows_schedule)
+    _OPTION_TYPES[config] = types
     return types
 
 
