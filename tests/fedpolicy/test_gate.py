@@ -94,6 +94,8 @@ def test_alignment_is_that_of_the_rounds_before_a_client_is_decided_for() -> Non
     policy_state = done.server_state["policy_state"]
     assert policy_state["alignment_count"].tolist() == [2.0] * 6
     assert bool((mean_alignment(policy_state).abs() <= 1.0).all())
+    longer = simulate(FedPolicy(), small_task(), 84)  # a hold lasts seven rounds, five count
+    assert longer.server_state["policy_state"]["alignment_count"].tolist() == [5.0] * 6
     few = simulate(FedPolicy(), small_task(clients=4), 24)  # three others are too few
     policy_state = few.server_state["policy_state"]
     assert policy_state["alignment_count"].tolist() == [0.0] * 4

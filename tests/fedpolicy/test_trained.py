@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.cli import main
+from equipoise.experiment import evaluation
 from equipoise.methods.fedpolicy import learned, simulator, training
 from equipoise.methods.fedpolicy.evidence import ROW_VARIANCE
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
@@ -280,6 +281,7 @@ def test_fine_tuning_stays_out_where_validation_rows_do_not_ask_for_it() -> None
     own = simulator.Model(zeros[0], zeros[0][:, :, 0], zeros[1], zeros[1][:, :, 0])
     same = simulator.finetune(own, data._replace(lr=torch.zeros(2)), draws)
     assert all(torch.equal(a, b) for a, b in zip(same, own, strict=True))
+    assert simulator.TUNING_MIN_ERRORS == evaluation.MIN_GAIN_ERRORS  # one rule in both places
 
 
 def test_replicas_with_the_same_choices_are_the_same_federation() -> None:

@@ -30,6 +30,7 @@ ALIGNED = 0.2  # alignment of a client's updates from which on it does not leave
 ALIGNED_SHARE = 0.5  # this share of the clients' median alignment
 LACK_COST = 0.4  # relative accuracy for which a lack of alignment of one counts
 MIN_OTHERS = 4  # clients with which an update is compared
+ALIGNED_ROUNDS = 5  # of a client that are compared, at most: near convergence like clients differ
 LEAVE_MARGIN = 0.03  # relative accuracy by which the received backbone is worse for those who leave
 LEAVE_SHARE = 0.5  # of those that still share may leave at once
 MIN_KEEPERS = 0.5  # share of the clients that have not left, below which none keeps `full`
@@ -75,8 +76,9 @@ class GatePolicy(ProbingPolicy):
     def record_updates(
         self, server: Server, policy_state: State, ids: Tensor, updates: Params
     ) -> State:
-        """Record whether the updates of clients that have always taken `full` are aligned."""
+        """Record whether first updates are aligned, of clients that have always taken `full`."""
         is_first = policy_state["decision_round"][ids] == 0
+        is_first &= policy_state["alignment_count"][ids] < ALIGNED_ROUNDS
         if int(is_first.sum()) <= MIN_OTHERS:
             return policy_state
         *bodies, _ = self.config.parts.param_names(server.task)

@@ -21,6 +21,7 @@ from equipoise.methods.fedpolicy.evidence import (
     update_alignment,
 )
 from equipoise.methods.fedpolicy.gate import (
+    ALIGNED_ROUNDS,
     BODY_PART,
     NONE_PART,
     SMOOTHING,
@@ -42,6 +43,7 @@ TEST_ROWS = 240
 STALENESS_DECAY = 0.5
 TUNING_EPOCHS = 4
 TUNING_RATE = 0.1  # of the rate of the first round
+TUNING_MIN_ERRORS = 2.0  # standard errors by which it must pay, as at the end of a real run
 MAX_ROWS = 120  # training rows of a client
 GATE_CHOICES = torch.tensor([True, True, False, True])  # all parts but `head`
 
@@ -381,8 +383,8 @@ def aggregate(
 def finetune(own: Model, data: Federations, draws: Tensor) -> Model:
     """Fine-tune all clients of the federations in which that pays on validation rows.
 
-    As at the end of a run, models stay as they are unless the mean gain over clients exceeds its
-    standard error.
+    As at the end of a run, models stay as they are unless the mean gain over clients exceeds two
+    standard errors.
 
     Args:
         own: Models of the clients.
@@ -398,7 +400,7 @@ def finetune(own: Model, data: Federations, draws: Tensor) -> Model:
         accuracy(model, data.val_x, data.val_y, data.val_size) for model in (own, tuned)
     )
     gain = after - before
-    pays = gain.mean(1) > gain.std(1) / gain.shape[1] ** 0.5
+    pays = gain.mean(1) > TUNING_MIN_ERRORS * gain.std(1) / gain.shape[1] ** 0.5
 
     def select(new: Tensor, old: Tensor) -> Tensor:
         return torch.where(pays.reshape(-1, *[1] * (new.dim() - 1)), new, old)
@@ -557,6 +559,7 @@ def play(
     memory = Memory.at_start(count, clients)
     steps = (data.epochs[:, None] * data.size / BATCH_ROWS).ceil().long()
     hold = hold_rounds(rounds)
+    aligned = min(hold, ALIGNED_ROUNDS)
     observed = []
     actions = []
     for round_ in range(1, rounds + 1):
@@ -572,10 +575,10 @@ def play(
         lr = data.lr * torch.where(data.falls, 0.01 + 0.99 * fall, 1.0)
         draws = same(int(steps.max()), clients, BATCH_ROWS).transpose(0, 1)
         own = train_clients(install(memory.parts, received, own), data, lr, draws, steps)
-        if round_ <= hold:
+        if round_ <= aligned:
             pairs = zip(own[:2], received[:2], strict=True)
             alignment = update_alignment([(new - old).flatten(2) for new, old in pairs])
-            memory = memory._replace(alignment=memory.alignment + alignment / hold)
+            memory = memory._replace(alignment=memory.alignment + alignment / aligned)
         takes = FOUR_PARTS.membership[memory.parts]
         installed_round = torch.where(takes, round_, memory.installed_round)
         memory = memory._replace(installed_round=installed_round)
