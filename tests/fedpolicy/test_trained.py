@@ -202,6 +202,8 @@ def test_the_shipped_policy_is_small_and_says_how_it_was_made() -> None:
     assert path.stat().st_size < 20_000
     about = json.loads(path.read_text())["about"]
     assert about["command"].startswith("equipoise train-policy")
+    gain = about["new_federations"]
+    assert gain["difference"] == pytest.approx(gain["trained"] - gain["gate"], abs=0.011)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +309,17 @@ def test_the_baseline_is_the_mean_over_replicas() -> None:
     assert largest_difference(found.mean(1), torch.zeros(2, 3)) < 1e-5
 
 
+def test_the_gate_gains_nothing_over_itself_on_new_federations() -> None:
+    options = training.TrainingOptions(clients=4, rounds=12)
+    gain = training.gain_over_gate(init_network(torch.Generator().manual_seed(5)), options)
+    assert gain.trained == gain.gate
+    assert (gain.difference, gain.standard_error, gain.changed) == (0.0, 0.0, 0.0)
+    full = training.gain_over_gate(network_of(0), options)
+    assert full.changed > 0
+    assert full.difference == pytest.approx(full.trained - full.gate, abs=0.011)
+    assert full.standard_error > 0
+
+
 def test_training_is_one_command_with_a_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +329,9 @@ def test_training_is_one_command_with_a_seed(
         assert main(["train-policy", "--out", out, *options.split()]) == 0
     first = (tmp_path / "a.json").read_text()
     assert first == (tmp_path / "b.json").read_text()
+    options_of_file = training.TrainingOptions(2, 2, 4, 12, seed=3)
+    gain = training.gain_over_gate(load_network(str(tmp_path / "a.json")), options_of_file)
+    assert json.loads(first)["about"]["new_federations"] == gain._asdict()
     start = init_network(torch.Generator().manual_seed(3))
     assert largest_difference(load_network(str(tmp_path / "a.json")).linear, start.linear) > 1e-3
     run = "run --method fedpolicy --policy trained --task synthetic --model mlp --quiet"
