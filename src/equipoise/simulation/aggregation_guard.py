@@ -6,7 +6,7 @@ A result that is not finite is never adopted, and replies that cause a failure a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -113,7 +113,7 @@ class UpdateDiagnostics:
         """
         sent = message.params
         update = reply.update
-        num_clients = len(leaves(reply)[0])
+        num_clients = len(ids)
         norms = update_norms(sent, update.params, num_clients)
         # A norm is finite only if all numbers of the update are, and the model that was sent was
         # checked when it was made: they need no second pass.
@@ -227,8 +227,8 @@ class Aggregation:
             replies.limit(after, replies.influence_limits(after.influence_ratio))
             if replies.bounds_opposition():
                 replies.limit(after, replies.opposition_limits())
-            moves = replies.memory_moves()
-            if bool(moves.any()):
+            if bool(self.diagnostics.memory_moves.any()):
+                moves = replies.memory_moves()
                 by, after.state = method.memory_limits(after, replies.ids, moves)
                 replies.limit(after, by)
         after.params, after.state = method.aggregate(
@@ -243,7 +243,7 @@ class Aggregation:
         ids = self.ids
         updates = self.results.stack.update
         norms = self.diagnostics.norms
-        factors = self._norm_factors(accepted)
+        extra_norms = self.diagnostics.extra_norms
         by_sum = self.method.capabilities.aggregates_by_sum
         if by_sum:
             # Parameters stay where they were computed, perhaps in other processes: summed there.
@@ -252,18 +252,15 @@ class Aggregation:
             ids = ids[accepted]
             updates = index(updates, accepted)
             norms = norms[accepted]
+            extra_norms = extra_norms[accepted]
+        # Factors that bound the norms of what they upload.
+        factors = shrink_factors(norms, self.bounds.norm_ratio)
+        if bool(extra_norms.any()):
+            by_extra = shrink_factors(extra_norms, self.bounds.influence_ratio)
+            factors = torch.minimum(factors, by_extra)
         if not by_sum:
             updates = shrink_update(updates, self.sent_params, factors)
         return AcceptedReplies(self, accepted, ids, updates, norms, factors)
-
-    def _norm_factors(self, accepted: Tensor) -> Tensor:
-        """Return factors for the accepted replies that bound the norms of what they upload."""
-        diagnostics = self.diagnostics
-        by_norm = shrink_factors(diagnostics.norms[accepted], self.bounds.norm_ratio)
-        if not bool(diagnostics.extra_norms.any()):
-            return by_norm
-        by_extra = shrink_factors(diagnostics.extra_norms[accepted], self.bounds.influence_ratio)
-        return torch.minimum(by_norm, by_extra)
 
 
 @dataclass
@@ -314,10 +311,9 @@ class AcceptedReplies:
             after: The server, which logs whose influence was limited.
             factors: Factors `[K]`, at most 1, of the clients' influence.
         """
-        if not bool((factors < 1).any()):
+        if not log_shrunk(after, self.ids, factors):
             return
         method = self.aggregation.method
-        log_shrunk(after, self.ids, factors)
         if "partial_sums" not in method.overridden_hooks:
             self.weights = scale_weights(self.weights, factors)
             return
@@ -340,13 +336,13 @@ class AcceptedReplies:
         bounds = self.aggregation.bounds
         if not bounds.weighs_norms or bounds.crowd_ratio == torch.inf:
             return False
-        if len(self.norms) < MIN_COHORT or not bool((self.norms > 0).any()):
+        if len(self.norms) < MIN_COHORT or not bool(self.norms.any()):
             return False
         by_name = self.weights.values() if isinstance(self.weights, dict) else (self.weights,)
         if any(weights.dim() != 1 for weights in by_name):
             return False
-        weights = largest_weights(self.weights)
-        return bool((weights >= 0).all() & (weights > 0).any())
+        values = largest_weights(self.weights).numpy()
+        return bool(values.min() >= 0 and values.max() > 0)
 
     def opposition_limits(self) -> Tensor:
         """Return factors `[K]` that bound how far a client points against the mean of the others.
@@ -364,7 +360,7 @@ class AcceptedReplies:
         if mean is None:
             return torch.ones_like(self.factors)
         change = mean_change(aggregation.sent_params, mean, weights)
-        mean_norm = float(torch.stack([value.double().norm() for value in change.values()]).norm())
+        mean_norm = _total_norm(change)
         shares = weights.double() / weights.double().sum()
         if not may_oppose(shares, norms, mean_norm):
             return torch.ones_like(self.factors)
@@ -382,19 +378,24 @@ class AcceptedReplies:
         return self.aggregation.diagnostics.memory_moves[self.accepted] * self.factors
 
 
-def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
+def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> bool:
     """Note who counts less than the method would let it.
 
     Args:
         server: The server, with the factors so far in `shrunk`.
         ids: Clients `[K]`.
         factors: Factors `[K]` in [0, 1] of their weights or changes.
+
+    Returns:
+        Whether anyone does.
     """
     values = factors.numpy()
-    clients = ids.numpy()
-    for row in np.flatnonzero(values < 1).tolist():
-        client = int(clients[row])
-        server.shrunk[client] = server.shrunk.get(client, 1.0) * float(values[row])
+    rows = np.flatnonzero(values < 1)
+    if not len(rows):
+        return False
+    for client, factor in zip(ids.numpy()[rows].tolist(), values[rows].tolist(), strict=True):
+        server.shrunk[client] = server.shrunk.get(client, 1.0) * factor
+    return True
 
 
 def aggregate_with_fault_isolation(
@@ -552,11 +553,16 @@ def memory_moves(message: ServerMessage, update: ClientUpdate, clients: int) -> 
         memory = message.broadcast.get(name)
         if not isinstance(memory, dict):
             continue
-        norm = torch.stack([value.double().norm() for value in memory.values()]).norm()
+        norm = _total_norm(memory)
         if norm > 0:
             zeros = {key: torch.zeros_like(value) for key, value in memory.items()}
             moves += update_dots(zeros, changes, memory) / norm
     return moves
+
+
+def _total_norm(tree: Params) -> float:
+    """Return the Euclidean norm of all tensors together, in double precision."""
+    return float(torch.stack([value.double().norm() for value in tree.values()]).norm())
 
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
@@ -575,7 +581,7 @@ def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
 
 def norm_outliers(
     norms: Tensor,
-    step_budgets: Tensor,
+    step_budgets: Callable[[], Tensor],
     accepted: Tensor,
     max_ratio: float = COMMON_START_BOUNDS.norm_ratio,
 ) -> dict[int, str]:
@@ -587,7 +593,8 @@ def norm_outliers(
 
     Args:
         norms: Update norms `[R]`.
-        step_budgets: Steps times learning rate that the server asked of each client, `[R]`.
+        step_budgets: Computes the steps times the learning rate that the server asked of each
+            client, `[R]`; only called if a norm is beyond its bound.
         accepted: Mask `[R]` of the replies to compare.
         max_ratio: The largest allowed ratio to the trimmed maximum.
 
@@ -601,7 +608,7 @@ def norm_outliers(
     is_outlier = is_accepted & (ratios > max_ratio)
     if not is_outlier.any():
         return {}
-    ratios_per_step = _ratio_to_trimmed_max((norms / step_budgets).numpy(), is_accepted)
+    ratios_per_step = _ratio_to_trimmed_max((norms / step_budgets()).numpy(), is_accepted)
     is_outlier &= ratios_per_step > max_ratio
     return {
         row: f"its change is {ratios[row]:.3g} times as long as nearly all others'"
