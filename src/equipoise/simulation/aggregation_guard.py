@@ -6,6 +6,7 @@ A result that is not finite is never adopted, and replies that cause a failure a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -48,8 +49,7 @@ OWN_RATE_BOUNDS = InfluenceBounds(norm_ratio=50.0, influence_ratio=10.0, crowd_r
 """Where clients choose epochs and rate themselves: one may train a hundred times as much."""
 AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_ratio=torch.inf)
 """For agents in environments: honest ones may differ by much more than models of data."""
-MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
-CACHED_NUMBERS = 2**16  # of a difference that is read again at once
+CACHED_NUMBERS = 2**16  # of differences that are read again at once
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
 
 
@@ -527,9 +527,8 @@ def update_dots(before: Params, after: Params, direction: Params) -> Tensor:
 
 
 def _dots_of_stack(after: Tensor, before: Tensor, direction: Tensor) -> Tensor:
-    """Return the inner products of one parameter, as many clients at once as the cache holds."""
-    clients_at_once = max(1, CACHED_NUMBERS // max(1, before.numel()))
-    parts = ((some - before).mul_(direction) for some in after.split(clients_at_once))
+    """Return the inner products of one parameter."""
+    parts = ((some - before).mul_(direction) for some in _cached_parts(after))
     return torch.cat([part.flatten(1).sum(1, dtype=torch.float64) for part in parts])
 
 
@@ -562,21 +561,24 @@ def memory_moves(message: ServerMessage, update: ClientUpdate, clients: int) -> 
 
 def _total_norm(tree: Params) -> float:
     """Return the Euclidean norm of all tensors together, in double precision."""
-    return float(torch.stack([value.double().norm() for value in tree.values()]).norm())
+    each = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in tree.values()]
+    return float(torch.linalg.vector_norm(torch.stack(each)))
 
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
-    """Return the norms of one parameter, a bounded number of clients at once.
-
-    Differences in double precision take three times the memory of the models.
-    """
-    clients_at_once = max(1, MAX_NUMBERS_AT_ONCE // max(1, before.numel()))
-    changes = (some - before for some in after.split(clients_at_once))
+    """Return the norms of one parameter."""
+    changes = (some - before for some in _cached_parts(after))
     norms = [
         torch.linalg.vector_norm(change.flatten(1), dim=1, dtype=torch.float64)
         for change in changes
     ]
     return torch.cat(norms)
+
+
+def _cached_parts(stack: Tensor) -> tuple[Tensor, ...]:
+    """Split one parameter `[K, ...]` into as many clients at once as the cache holds."""
+    numbers = math.prod(stack.shape[1:])
+    return stack.split(max(1, CACHED_NUMBERS // max(1, numbers)))
 
 
 def norm_outliers(
