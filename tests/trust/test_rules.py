@@ -10,7 +10,7 @@ import torch
 
 from equipoise.cli import main
 from equipoise.core import ClientUpdate, Server
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.methods import all_methods
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.aggregation_guard import norm_outliers, update_norms

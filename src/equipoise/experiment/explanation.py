@@ -22,9 +22,9 @@ from torch import Tensor
 
 from equipoise.data.federated_dataset import Ints, Target
 from equipoise.data.tabular.preprocessing import Category, Date, Preprocessor
+from equipoise.experiment.build import build_task
 from equipoise.experiment.checkpoint import check_unchanged
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, hidden_groups, probability_words
-from equipoise.experiment.runner import build_task
 from equipoise.experiment.site_models import RunModels, SiteModels, load_models
 from equipoise.experiment.site_rows import RowSelection, refuse_other_data, select_labelled
 from equipoise.records import codec
