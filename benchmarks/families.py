@@ -22,7 +22,7 @@ import equipoise
 from equipoise.core import Task
 from equipoise.data.federated_dataset import ClientData, Ints, Split
 from equipoise.data.transforms import PixelTransform
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.supervised import ExamplesTask
 

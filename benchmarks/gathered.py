@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.federated_dataset import Federation
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.methods import find_method
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig

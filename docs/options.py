@@ -1,7 +1,6 @@
-"""Tables of options in the documentation, from the code: ``python docs/options.py`` writes them
-between the markers.
+"""Write the tables of options into the documentation, from the code: ``python docs/options.py``.
 
-A test compares every page with what this would write.
+They stand between markers. A test compares every page with what this would write.
 """
 
 from __future__ import annotations
@@ -79,6 +78,11 @@ def _escaped(text: str) -> str:
 
 
 def main() -> int:
+    """Write the tables of all pages.
+
+    Returns:
+        The exit code: 1 if a page lacks markers.
+    """
     for page, tables in pages().items():
         text = page.read_text()
         if len(BETWEEN.findall(text)) != len(tables):

@@ -1,5 +1,6 @@
-"""What the documentation site makes while it is built: home, methods, examples, results and API,
-from their sources.
+"""Pages that the documentation site makes while it is built, from their sources.
+
+They are home, methods, examples, results and API.
 """
 
 from __future__ import annotations
@@ -78,8 +79,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links between files of the repository become links between pages; to what is no page, plain
-    words.
+    """Turn links between files of the repository into links between pages.
+
+    A link to what is no page becomes plain words.
+
+    Args:
+        markdown: Text of the page.
+        page: The page.
+        config: Configuration of the site.
+        files: Files of the site.
+
+    Returns:
+        The text with other links.
     """
     here = page.file.src_uri
 
@@ -98,10 +109,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Docstrings name code as Sphinx does, :class:`Method`; here the code alone is enough.
+    """Show the code alone where docstrings name it as Sphinx does, :class:`Method`.
 
     Tables of results are not searched: nobody looks for a figure, and the theme's search fails at
     so many hits.
+
+    Args:
+        html: The page.
+        page: Where it stands.
+        config: Configuration of the site.
+        files: Files of the site.
+
+    Returns:
+        The changed page.
     """
     if page.file.src_uri.startswith(RESULTS):
         html = html.replace("<table>", "<table data-search-exclude>")
@@ -109,17 +129,29 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Put the helper of the search into a page.
+
+    Args:
+        output: The page.
+        page: Where it stands.
+        config: Configuration of the site.
+    """
     return _without_shim(output)
 
 
 def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    """Put the helper of the search into a page that comes from a template.
+
+    Args:
+        output: The page.
+        template_name: Name of the template.
+        config: Configuration of the site.
+    """
     return _without_shim(output)
 
 
 def _without_shim(output: str) -> str:
-    """The theme would fetch a helper of its offline search from the network; ours is part of the
-    page.
-    """
+    """Put the helper of the search into a page; the theme would fetch it from the network."""
     helper = (ROOT / "docs/offline-search.js").read_text()
     return output.replace(SHIM, f"<script>{helper}</script>")
 
@@ -209,8 +241,9 @@ def _measured(file: Path) -> str:
 
 
 def _tables(value: dict[str, Any], level: int) -> list[str]:
-    """A result as tables: plain values first, then a table for rows that are alike, then parts with
-    headings.
+    """Return a result as tables.
+
+    Plain values come first, then a table for rows that are alike, then parts with headings.
     """
     plain = {name: v for name, v in value.items() if not isinstance(v, dict) and not _rows(v)}
     lines = _table([{"": name, "value": _written(v)} for name, v in plain.items()])

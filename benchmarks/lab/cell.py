@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from equipoise.core import Method, Task
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.experiment.runner import run as run_settings
 from equipoise.records.run_dir import RunFolder
 from equipoise.records.scores import Scores

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.lab.provenance import measured
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.methods.fedpolicy import policies, state
 from equipoise.methods.fedpolicy.gate import GatePolicy
 from equipoise.methods.fedpolicy.state import BlockSets

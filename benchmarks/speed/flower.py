@@ -34,7 +34,7 @@ import json, time
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 
 app = ServerApp()
@@ -65,7 +65,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from equipoise.core import LocalTrainRequest, RngContext
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 
 app = ClientApp()

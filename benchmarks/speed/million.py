@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.lab.provenance import measured
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.records.rounds import RoundRecord
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig

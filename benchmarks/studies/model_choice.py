@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.tables import spread, table
 from benchmarks.studies.trees import FILES, SGD
+from equipoise.experiment.build import build_task
 from equipoise.experiment.model_choice import CANDIDATES, with_model
 from equipoise.experiment.row_outputs import (
     PERSONAL,
@@ -18,7 +19,7 @@ from equipoise.experiment.row_outputs import (
     row_losses,
     simplest_within_error,
 )
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.runner import run
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.tasks.supervised import ExamplesTask

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.lab import Results
 from benchmarks.lab.provenance import RESULTS
 from benchmarks.lab.study import find
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 
 pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'")

@@ -15,7 +15,8 @@ from equipoise.cli import main
 from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import SECONDS_PER_HOUR, DevicePopulation
 from equipoise.core import TrainingConfig
-from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig

@@ -22,7 +22,8 @@ from equipoise.client_selection.learned import (
 from equipoise.client_selection.policies import Fair, Oort, PowerOfChoice, Size, Uniform
 from equipoise.core import Pool, RoundFeedback, SelectionPolicy
 from equipoise.core.client_selection import top_scores
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from equipoise.utils.rng import sample_cohort

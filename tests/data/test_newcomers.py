@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from equipoise.core import LocalTrainRequest, RngContext
+from equipoise.experiment.build import build_task
 from equipoise.experiment.evaluation import hold_out
-from equipoise.experiment.runner import build_task, resume_run, run
+from equipoise.experiment.runner import resume_run, run
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import small_task

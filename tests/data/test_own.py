@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import equipoise
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 

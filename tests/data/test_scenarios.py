@@ -8,7 +8,8 @@ from data import files
 from equipoise.data import scenarios
 from equipoise.data.splits import SplitConfig
 from equipoise.data.transforms import PixelTransform
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 

@@ -13,7 +13,7 @@ from data import files
 from equipoise.core import TrainingConfig
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.transforms import PixelTransform, TokenTransform
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.methods import find_method
 from equipoise.models import MODELS, blocks_of
 from equipoise.settings.experiment_config import ExperimentConfig

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from equipoise.experiment import runner
+from equipoise.experiment.build import build_task
 from equipoise.experiment.evaluation import (
     LocalBaselineConfig,
     compare_models,
@@ -30,7 +31,7 @@ def test_a_client_that_trains_alone_gets_the_model_of_method_local(
     )
     runner.run(settings, tmp_path / "run")
     personal = RunFolder(tmp_path / "run").model("personal").read_tensors()
-    task = runner.build_task(settings)
+    task = build_task(settings)
     for client in range(3):
         model = train_alone(task, client, settings.training, LocalBaselineConfig(0, 4, 4))
         for name, value in model.items():
@@ -39,7 +40,7 @@ def test_a_client_that_trains_alone_gets_the_model_of_method_local(
 
 def test_fewer_rounds_are_the_first_rounds_of_the_plan() -> None:
     settings = ExperimentConfig.from_options(GIVEN)
-    task = runner.build_task(settings)
+    task = build_task(settings)
     short = train_alone(task, 0, settings.training, LocalBaselineConfig(0, 1, 4))
     long = train_alone(task, 0, settings.training, LocalBaselineConfig(0, 4, 4))
     assert any(not torch.equal(short[name], long[name]) for name in short)
@@ -48,7 +49,7 @@ def test_fewer_rounds_are_the_first_rounds_of_the_plan() -> None:
 def test_equal_models_gain_nothing_and_a_perfect_one_gains_all_that_a_wrong_one_lacks() -> None:
     torch.manual_seed(0)
     settings = ExperimentConfig.from_options(GIVEN)
-    task = runner.build_task(settings).with_primary_metric("acc")
+    task = build_task(settings).with_primary_metric("acc")
     model = train_alone(task, 0, settings.training, LocalBaselineConfig(0, 4, 4))
     same = compare_models(task, 0, {"personal": model, "local": model})
     assert list(same) == comparison_columns("acc", ["personal", "local"])
@@ -74,7 +75,7 @@ def test_equal_models_gain_nothing_and_a_perfect_one_gains_all_that_a_wrong_one_
 
 def test_a_smaller_error_is_a_gain() -> None:
     settings = ExperimentConfig.from_options({**GIVEN, "metric": "loss"})
-    task = runner.build_task(settings)
+    task = build_task(settings)
     short = train_alone(task, 0, settings.training, LocalBaselineConfig(0, 1, 4))
     long = train_alone(task, 0, settings.training, LocalBaselineConfig(0, 4, 4))
     found = compare_models(task, 0, {"personal": long, "local": short})

@@ -20,8 +20,8 @@ from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
 from equipoise.data.tabular.exchange import merge_files, summarise_site
 from equipoise.experiment import runner as runs
+from equipoise.experiment.build import build_task
 from equipoise.experiment.evaluation import LocalBaselineConfig, own_scores, train_alone
-from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.egress import EgressRules

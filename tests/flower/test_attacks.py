@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from equipoise.experiment import runner
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.flower import codec
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node

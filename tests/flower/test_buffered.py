@@ -13,7 +13,8 @@ import torch
 
 from equipoise.clock.config import ClockConfig
 from equipoise.core import Method, Task
-from equipoise.experiment.runner import RunSession, build_task
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import RunSession
 from equipoise.flower import async_executor
 from equipoise.flower.async_executor import AsyncRemoteExecutor
 from equipoise.methods import find_method

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.flower import launch
 from equipoise.flower.launch import FAILURE, FlowerCli
 from equipoise.flower.progress import ProgressLog, describe_clients, describe_round

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from equipoise.core import Method, Task
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.flower import codec
 from equipoise.flower.client_state import ClientStateStore
 from equipoise.flower.config import NodeConfig

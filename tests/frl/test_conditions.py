@@ -93,7 +93,7 @@ def test_what_the_theory_cannot_answer_is_refused() -> None:
 
 
 def _task(settings: Any) -> Any:
-    from equipoise.experiment.runner import build_task
+    from equipoise.experiment.build import build_task
 
     return build_task(settings)
 

@@ -8,7 +8,8 @@ import pytest
 from equipoise.cli import main
 from equipoise.environments import tabular_q
 from equipoise.environments.tabular_mdp import garnet
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.records.rounds import Bytes
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError

@@ -10,7 +10,8 @@ import torch
 
 from equipoise.cli import main
 from equipoise.environments import tabular_q
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
 from equipoise.settings.experiment_config import ExperimentConfig

@@ -10,7 +10,8 @@ from equipoise.cli import main
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.environments import linear_mdp
 from equipoise.environments.tabular_mdp import planted_mdps
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
 from equipoise.settings.experiment_config import ExperimentConfig

@@ -11,8 +11,9 @@ import torch
 from equipoise.cli import main
 from equipoise.environments import heldout
 from equipoise.environments.heldout import trainable_blocks
+from equipoise.experiment.build import build_task
 from equipoise.experiment.evaluation import hold_out
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.runner import run
 from equipoise.methods import find_method
 from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import cut_and_resumed

@@ -13,7 +13,8 @@ from equipoise.environments import dqn_agent
 from equipoise.environments.dqn_agent import AgentHParams as Agent
 from equipoise.environments.q_network import BlockSchedule
 from equipoise.environments.sac_agent import ActorCritic, SoftActorCritic
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import cut_and_resumed, largest_difference, simulate
 

@@ -10,7 +10,8 @@ import torch
 
 from equipoise.cli import main
 from equipoise.environments.gym_env import GymVecEnv, env_factories
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate

@@ -8,7 +8,8 @@ import torch
 
 from equipoise.cli import main
 from equipoise.core import ClientUpdate
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.methods import find_method
 from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import cut_and_resumed, largest_difference, simulate, timeless

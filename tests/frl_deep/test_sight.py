@@ -13,7 +13,8 @@ from torch.nn import functional
 from equipoise.cli import main
 from equipoise.environments.gym_env import GymVecEnv, env_factories
 from equipoise.environments.obs_encoding import NUM_FILTERS, ConvNet, ObsEncoder, obs_mean_std
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import run
 from equipoise.settings.experiment_config import ExperimentConfig
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 

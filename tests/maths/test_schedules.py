@@ -142,7 +142,7 @@ def test_an_option_that_is_one_number_takes_no_schedule() -> None:
 
 
 def test_the_method_is_checked_on_the_numbers_of_every_round() -> None:
-    from equipoise.experiment.runner import build_task
+    from equipoise.experiment.build import build_task
 
     fine = {"method": "fedprox", "clients": 4, "rounds": 4, "lr": 0.5}
     build_task(ExperimentConfig.from_options({**fine, "mu": "steps({0: 0, 3: 3})"}))

@@ -7,8 +7,9 @@ import torch
 
 from data.test_tasks import small_task as small_real
 from equipoise.core import TrainingConfig
+from equipoise.experiment.build import build_task
 from equipoise.experiment.multiprocess import multiprocess_executor, num_processes
-from equipoise.experiment.runner import build_task, run
+from equipoise.experiment.runner import run
 from equipoise.methods import all_methods, find_method
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.resources import ResourceConfig
@@ -74,7 +75,7 @@ def test_training_and_scoring_are_really_there(monkeypatch):
 
 
 def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
-    monkeypatch.setattr("equipoise.experiment.runner.to_device", lambda task, name: task.to(FAR))
+    monkeypatch.setattr("equipoise.experiment.build.to_device", lambda task, name: task.to(FAR))
     settings = ExperimentConfig.from_options(
         {"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"}
     )

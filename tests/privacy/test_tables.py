@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("dp_accounting", reason="extra 'privacy'")
 
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 import equipoise
 from equipoise.cli import main
 from equipoise.experiment import export as exporting
-from equipoise.experiment.runner import RunFolder, build_task
+from equipoise.experiment.build import build_task
+from equipoise.experiment.runner import RunFolder
 from equipoise.settings.loading import settings_in
 from equipoise.tasks.supervised import ExamplesTask
 

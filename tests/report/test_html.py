@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.records.rounds import MeanMinMax
 from equipoise.records.run_dir import RoundLog, RunFolder
 from equipoise.report import cost_figures, decision_figures, figures, html

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 import equipoise
 from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor
+from equipoise.experiment.build import build_task
 from equipoise.experiment.model_card import read_card
-from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
+from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError

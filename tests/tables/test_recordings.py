@@ -11,7 +11,7 @@ import equipoise
 from equipoise.cli import main
 from equipoise.data.tabular import TableConfig
 from equipoise.data.time_series import Recordings, federate_recordings, read_recordings
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError

@@ -14,7 +14,7 @@ from equipoise.cli import main
 from equipoise.data.tabular import Preprocessor, TableConfig, table_from_values
 from equipoise.data.tabular.exchange import compute_statistics, fit_columns
 from equipoise.data.tabular.target_spec import Condition, TargetSpec
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.utils.errors import UsageError
 

@@ -10,7 +10,7 @@ import torch
 
 from equipoise.cli import main
 from equipoise.core import ClientUpdate, Server
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.methods import all_methods
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.aggregation_guard import norm_outliers, update_norms
@@ -379,20 +379,24 @@ def test_changes_that_are_much_too_long_are_named():
     after = {"w": torch.ones(10, 3)}
     after["w"][4] = 100.0
     everybody = torch.ones(10, dtype=torch.bool)
-    assert norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody) == {
+    assert norm_outliers(update_norms(before, after, 10), lambda: torch.ones(10), everybody) == {
         4: "its change is 100 times as long as nearly all others'"
     }
     after["w"][4] = 4.9
-    assert norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody) == {}
+    assert norm_outliers(update_norms(before, after, 10), lambda: torch.ones(10), everybody) == {}
     after["w"][4] = 3e38
-    assert list(norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody)) == [4]
+    assert list(
+        norm_outliers(update_norms(before, after, 10), lambda: torch.ones(10), everybody)
+    ) == [4]
     assert (
-        norm_outliers(update_norms(before, {"w": after["w"][:4]}, 4), torch.ones(4), everybody[:4])
+        norm_outliers(
+            update_norms(before, {"w": after["w"][:4]}, 4), lambda: torch.ones(4), everybody[:4]
+        )
         == {}
     )  # too few to tell
     assert (
         norm_outliers(
-            update_norms(before, {"w": torch.zeros(10, 3)}, 10), torch.ones(10), everybody
+            update_norms(before, {"w": torch.zeros(10, 3)}, 10), lambda: torch.ones(10), everybody
         )
         == {}
     )
@@ -538,6 +542,6 @@ def test_a_client_that_trains_longer_or_more_gently_is_no_liar():
     )
     long[0], paths[0] = 20.0, 100.0
     long[1], paths[1] = 1.0, 0.01
-    assert norm_outliers(long, paths, everybody) == {}
+    assert norm_outliers(long, lambda: paths, everybody) == {}
     paths[:2] = 1.0
-    assert list(norm_outliers(long, paths, everybody)) == [0]
+    assert list(norm_outliers(long, lambda: paths, everybody)) == [0]

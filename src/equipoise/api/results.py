@@ -129,10 +129,8 @@ class TrainedModels(ABC):
         predictor = None if client_column or horizon is not None else self._single_model(client)
         if predictor is not None:
             return as_predictions(predictor.card, predictor.outputs(rows), rows, probabilities)
-        models = self._site_models()
-        predictions = predict_rows(
-            models, RowSelection.of(models, rows, client, client_column), horizon
-        )
+        models, selection = self._select(rows, client, client_column)
+        predictions = predict_rows(models, selection, horizon)
         if horizon is not None:
             return in_kind_of(rows, np.asarray(predictions.columns[horizon_column(horizon)]))
         return as_predictions(models.card, predictions.outputs, rows, probabilities)
@@ -171,10 +169,8 @@ class TrainedModels(ABC):
         Raises:
             UsageError: If the rows do not fit or have no target.
         """
-        models = self._site_models()
         return evaluate_rows(
-            models,
-            RowSelection.of(models, rows, client, client_column),
+            *self._select(rows, client, client_column),
             metric,
             cross_site=cross_site,
             by=Grouping.parse(by),
@@ -227,8 +223,7 @@ class TrainedModels(ABC):
         )
         if rows is None:
             return self._explain_test_rows(options)
-        models = self._site_models()
-        return explain_rows(models, RowSelection.of(models, rows, client, client_column), options)
+        return explain_rows(*self._select(rows, client, client_column), options)
 
     def adapt(
         self,
@@ -258,6 +253,13 @@ class TrainedModels(ABC):
         settings = self._python_settings()
         adapt_folder(self.folder, rows, folder, name, overwrite=overwrite, settings=settings)
         return Newcomer(folder, task=self.task)
+
+    def _select(
+        self, rows: object, client: int | str | None, client_column: str
+    ) -> tuple[SiteModels, RowSelection]:
+        """Return the model of every site, and new rows with the site of each."""
+        models = self._site_models()
+        return models, RowSelection.of(models, rows, client, client_column)
 
     @abstractmethod
     def _explain_test_rows(self, options: ExplanationOptions) -> Explanation:

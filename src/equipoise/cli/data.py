@@ -49,7 +49,7 @@ def _describe(arguments: list[str]) -> int:
     settings = ExperimentConfig.from_options(given)
     if isinstance(settings.task_config, TablesConfig) and not settings.task_config.has_recordings:
         return _describe_tables(settings, given, values["json"])
-    from equipoise.experiment.runner import build_task
+    from equipoise.experiment.build import build_task
     from equipoise.report.data_description import describe_task, task_text
 
     description = describe_task(build_task(settings))
@@ -64,7 +64,7 @@ def _describe_tables(settings: ExperimentConfig, given: Values, as_json: bool) -
     """Print a description of raw tables; return 2 if their problems would stop a run."""
     from equipoise.data.tabular.description import describe_tables, with_notes_of
     from equipoise.data.tabular.io import scan_tables
-    from equipoise.experiment.runner import task_config_of
+    from equipoise.experiment.build import task_config_of
     from equipoise.report.data_description import solving_options, tables_entries, tables_text
     from equipoise.tasks.tables import split_generator
 

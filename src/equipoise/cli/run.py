@@ -19,6 +19,7 @@ from equipoise.cli.parser import (
     resources_from,
 )
 from equipoise.experiment import runner
+from equipoise.experiment.build import build_task
 from equipoise.experiment.compare import with_table_defaults
 from equipoise.experiment.decision import conclude, read_decision
 from equipoise.experiment.model_choice import choose_model
@@ -61,7 +62,7 @@ def run(arguments: list[str]) -> int:
     output = Output(values["quiet"], values["json"])
     out = Path(values["out"])
     if is_worker_rank():
-        task = runner.build_task(settings)
+        task = build_task(settings)
         settings = settings.with_chosen_noise(task.info.num_clients, is_simulation=True)
         run_worker(settings, task, resources, out)
         return 0

@@ -6,24 +6,18 @@ importing the files of this package.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
+from types import ModuleType
 
 from equipoise.core import SelectionPolicy
+from equipoise.utils.discovery import all_declared
 from equipoise.utils.errors import UsageError, did_you_mean
 from equipoise.utils.plugins import class_path, load_class
 
 
 def all_selections() -> dict[str, type[SelectionPolicy]]:
     """Return every policy of this package by name."""
-    selections: dict[str, type[SelectionPolicy]] = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for _, item in inspect.getmembers(module, inspect.isclass):
-            if issubclass(item, SelectionPolicy) and item.__module__ == module.__name__:
-                selections[item.name] = item
-    return dict(sorted(selections.items()))
+    return all_declared((__name__,), _selections_in)
 
 
 def find_selection(name: object) -> type[SelectionPolicy]:
@@ -56,6 +50,15 @@ def recorded_name(selection: type[SelectionPolicy]) -> str:
     if selection.__module__.startswith(f"{__name__}."):
         return selection.name
     return class_path(selection)
+
+
+def _selections_in(module: ModuleType) -> dict[str, type[SelectionPolicy]]:
+    """Return the policies that a module defines, by name."""
+    return {
+        item.name: item
+        for _, item in inspect.getmembers(module, inspect.isclass)
+        if issubclass(item, SelectionPolicy) and item.__module__ == module.__name__
+    }
 
 
 def _builtin_policy(name: str) -> type[SelectionPolicy]:

@@ -168,12 +168,12 @@ def hparam_violations(
     low = lowest.lr.double().numpy()
     high = highest.lr.double().numpy()
     epochs = used.epochs.numpy()
-    # Negated, so that NaN is a violation too.
-    wrong_rate = ~((rate >= low * (1 - RATE_ROUNDING)) & (rate <= high * (1 + RATE_ROUNDING)))
-    wrong_epochs = (epochs < lowest.epochs.numpy()) | (epochs > highest.epochs.numpy())
+    allowed_rate = (rate >= low * (1 - RATE_ROUNDING)) & (rate <= high * (1 + RATE_ROUNDING))
+    allowed_epochs = (epochs >= lowest.epochs.numpy()) & (epochs <= highest.epochs.numpy())
     violations: dict[int, str] = {}
-    for row in np.flatnonzero(wrong_rate | wrong_epochs).tolist():
-        if wrong_rate[row]:
+    # Negated, so that NaN is a violation too.
+    for row in np.flatnonzero(~(allowed_rate & allowed_epochs)).tolist():
+        if not allowed_rate[row]:
             allowed = f"[{low[row]:.6g}, {high[row]:.6g}]"
             violations[row] = f"its learning rate is {rate[row]:.6g}: must lie in {allowed}"
         else:
@@ -309,8 +309,8 @@ def crowd_factors(weights: Tensor, norms: Tensor, max_ratio: float) -> Tensor:
     moving = lengths[lengths > 0]
     if max_ratio == torch.inf or len(counting) < MIN_COHORT:
         return torch.ones_like(weights)
-    usual_weight = trimmed_max(counting)
-    factors = _factors_to(max_ratio * largest_plausible(counting), shares)
+    median_weight, usual_weight = _median_and_trimmed_max(counting)
+    factors = _factors_to(max_ratio * _tail_bound(median_weight, usual_weight), shares)
     if len(moving) < MIN_COHORT:
         return torch.from_numpy(factors)
     relative_weights = np.maximum(shares * factors / usual_weight, 1.0)
@@ -327,16 +327,30 @@ def largest_plausible(values: Floats) -> float:
     Args:
         values: Weights or sizes `[K]` above 0.
     """
-    usual = trimmed_max(values)
+    return _tail_bound(*_median_and_trimmed_max(values))
+
+
+def _tail_bound(median: float, usual: float) -> float:
+    """Return `largest_plausible` of values with this median and trimmed maximum."""
     with np.errstate(over="ignore"):  # a median that has nearly vanished bounds nobody
-        tail_ratio = (np.float64(usual) / _lower_median(values)) ** TAIL_EXPONENT
-        return float(usual * tail_ratio)
+        return float(usual * (np.float64(usual) / median) ** TAIL_EXPONENT)
+
+
+def _median_and_trimmed_max(values: Floats) -> tuple[float, float]:
+    """Return the lower median and the trimmed maximum of values `[K]`, which are sorted once."""
+    ordered = np.sort(values)
+    return float(ordered[_middle(len(values))]), float(ordered[_trimmed_index(len(values))])
 
 
 def _lower_median(values: Floats) -> float:
     """Return the median; the lower one of two in the middle, as torch does."""
-    middle = (len(values) - 1) // 2
+    middle = _middle(len(values))
     return float(np.partition(values, middle)[middle])
+
+
+def _middle(count: int) -> int:
+    """Return the index of the lower median among `count` sorted values."""
+    return (count - 1) // 2
 
 
 MAX_OPPOSITION = 2.0

@@ -30,11 +30,11 @@ from equipoise.experiment.adaptation import (
     cross_fit,
     cross_fit_constant,
 )
+from equipoise.experiment.build import build_task
 from equipoise.experiment.hazard import BaselineHazard, fit_hazard, read_hazard
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.predict import Predictor, column_advice
 from equipoise.experiment.row_outputs import CONSTANT, GLOBAL, LOCAL, PERSONAL, RowOutputs
-from equipoise.experiment.runner import build_task
 from equipoise.experiment.site_folder import baseline_tensors, judge_site, verdict_files
 from equipoise.experiment.site_models import CHOICE_FILE, find_models, read_choice
 from equipoise.methods.local import Local

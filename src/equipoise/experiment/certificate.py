@@ -29,8 +29,8 @@ from equipoise.core import (
     State,
     Task,
 )
+from equipoise.experiment.build import build_task
 from equipoise.experiment.checkpoint import Checkpoint
-from equipoise.experiment.runner import build_task
 from equipoise.methods.dapfl import DapFL
 from equipoise.methods.page.page import (
     MIN_LOSS,

@@ -85,9 +85,9 @@ def choose(
     for source, settings, member in zip(runs, all_settings, members, strict=True):
         if refit == "none":
             shutil.copytree(source.path, out / member, ignore=shutil.ignore_patterns(*NOT_COPIED))
-            continue
-        on_round_end = announce(settings, out / member) if announce else None
-        run(settings, out / member, on_round_end=on_round_end)
+        else:
+            on_round_end = announce(settings, out / member) if announce else None
+            run(settings, out / member, on_round_end=on_round_end)
     choice = Choice(
         members=members,
         model=decision.model if decision.federated_method else PERSONAL,

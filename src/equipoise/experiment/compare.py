@@ -9,15 +9,10 @@ from typing import Any, TypeAlias
 
 from equipoise.clock.config import ClockConfig
 from equipoise.data.splits import UserRowShares
+from equipoise.experiment.build import build_task, needs_server_rows
 from equipoise.experiment.model_choice import TREES_METHOD
 from equipoise.experiment.row_outputs import LOCAL
-from equipoise.experiment.runner import (
-    OnMessage,
-    OnRoundEnd,
-    build_task,
-    needs_server_rows,
-    run,
-)
+from equipoise.experiment.runner import OnMessage, OnRoundEnd, run
 from equipoise.models import TREES
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import ComparisonFolder, RunFolder

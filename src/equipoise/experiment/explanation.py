@@ -22,9 +22,9 @@ from torch import Tensor
 
 from equipoise.data.federated_dataset import Ints, Target
 from equipoise.data.tabular.preprocessing import Category, Date, Preprocessor
+from equipoise.experiment.build import build_task
 from equipoise.experiment.checkpoint import check_unchanged
 from equipoise.experiment.detailed_scores import DEFAULT_MIN_COUNT, hidden_groups, probability_words
-from equipoise.experiment.runner import build_task
 from equipoise.experiment.site_models import RunModels, SiteModels, load_models
 from equipoise.experiment.site_rows import RowSelection, refuse_other_data, select_labelled
 from equipoise.records import codec
@@ -217,17 +217,8 @@ def explain(
     sampled = [draw_sample(one, number, options) for number, one in enumerate(samples)]
     counts = np.array([len(one.y) for one in sampled])
     hidden = hidden_groups(counts, options.min_count)
-    scores = np.full(len(sampled), np.nan)
-    drops = np.zeros((len(sampled), len(columns), options.n_repeats))
-    for number, one in enumerate(sampled):
-        orders = _permutations(len(one.y), number, options)
-        scores[number], drops[number] = score_drops(models, one, columns, objective, metric, orders)
+    scores, drops = _scores_of_sites(models, sampled, columns, objective, metric, options)
     known = np.isfinite(scores)
-    if not known.any():
-        raise UsageError(
-            f"no site has a value of {metric} on these rows, such as an AUC of one class: give "
-            "more rows, or another --metric"
-        )
     weights = counts[known] / counts[known].sum()
     overall = np.tensordot(weights, drops[known], axes=1)
     importances = _importances(columns, overall)
@@ -256,6 +247,32 @@ def explain(
             if not one.grid_values
         ],
     )
+
+
+def _scores_of_sites(
+    models: SiteModels,
+    sampled: Sequence[SiteSample],
+    columns: Sequence[str],
+    objective: Objective,
+    metric: str,
+    options: ExplanationOptions,
+) -> tuple[Floats, Floats]:
+    """Return the scores `[sites]` and their drops `[sites, columns, repeats]`.
+
+    Raises:
+        UsageError: If no site has a score.
+    """
+    scores = np.full(len(sampled), np.nan)
+    drops = np.zeros((len(sampled), len(columns), options.n_repeats))
+    for number, one in enumerate(sampled):
+        orders = _permutations(len(one.y), number, options)
+        scores[number], drops[number] = score_drops(models, one, columns, objective, metric, orders)
+    if not np.isfinite(scores).any():
+        raise UsageError(
+            f"no site has a value of {metric} on these rows, such as an AUC of one class: give "
+            "more rows, or another --metric"
+        )
+    return scores, drops
 
 
 def draw_sample(sample: SiteSample, number: int, options: ExplanationOptions) -> SiteSample:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.experiment.build import build_task
 from equipoise.experiment.row_outputs import (
     PERSONAL,
     Floats,
@@ -22,7 +23,7 @@ from equipoise.experiment.row_outputs import (
     row_losses,
     simplest_within_error,
 )
-from equipoise.experiment.runner import OnMessage, build_task, run
+from equipoise.experiment.runner import OnMessage, run
 from equipoise.methods import find_method
 from equipoise.models import TREES
 from equipoise.records.run_dir import RunFolder

@@ -46,13 +46,13 @@ from equipoise.experiment.site_rows import (
     LabelledRows,
     RowSelection,
     SiteRows,
+    SiteTable,
     column_texts,
     encoded_targets,
     feature_columns,
     labelled_mask,
     read_rows,
     select_labelled,
-    split_by_site,
 )
 from equipoise.records.client_table import csv_text
 from equipoise.records.decision import Decision, Estimate
@@ -142,7 +142,7 @@ def evaluate_rows(
         min_count=min_count,
     )
     if cross_site:
-        matrix = _cross_site(models, table, sites, labelled.dropped, outputs, metric, min_count)
+        matrix = _cross_site(labelled, outputs, metric, min_count)
         details = replace(details, cross_site=matrix)
     if horizon is not None:
         probabilities = _probabilities(models, outputs, sites, horizon)
@@ -204,22 +204,11 @@ def _probabilities(
     return probabilities
 
 
-def _cross_site(
-    models: SiteModels,
-    table: Table,
-    sites: Sequence[SiteRows],
-    dropped: Sequence[str],
-    rows: RowOutputs,
-    metric: str,
-    min_count: int,
-) -> CrossSite:
+def _cross_site(labelled: LabelledRows, rows: RowOutputs, metric: str, min_count: int) -> CrossSite:
     """Score the model of every site on the rows of every site.
 
     Args:
-        models: The models.
-        table: Labelled rows.
-        sites: Rows of each site.
-        dropped: Columns that are no inputs.
+        labelled: Labelled rows.
         rows: The same rows with their targets.
         metric: The score.
         min_count: Sites with fewer rows have no scores.
@@ -227,6 +216,8 @@ def _cross_site(
     Raises:
         UsageError: If there are too many models.
     """
+    models = labelled.models
+    sites = labelled.sites
     first = models.members[0]
     owners = sorted(first.place.get(PERSONAL, {}))
     if len(owners) > MAX_CROSS_SITE_MODELS:
@@ -234,7 +225,7 @@ def _cross_site(
             f"--cross-site with {len(owners)} models: a matrix of more than "
             f"{MAX_CROSS_SITE_MODELS} cannot be read; name one site with --client"
         )
-    inputs = feature_columns(models, table, *dropped)
+    inputs = labelled.inputs()
     outputs: dict[str, Tensor] = {}
     if first.global_:
         outputs[GLOBAL] = models.outputs(GLOBAL, None, inputs)
@@ -247,7 +238,7 @@ def _cross_site(
     return CrossSite(
         metric=metric,
         models=list(outputs),
-        sites=[site.name for site in sites],
+        sites=list(labelled.site_names),
         rows=[None if hidden[k] else int(count) for k, count in enumerate(counts)],
         scores=[
             [unknown if hidden[k] else scores.at_site(name, k) for k in range(len(sites))]
@@ -265,17 +256,20 @@ def _all_outputs(models: SiteModels, labelled: LabelledRows) -> RowOutputs:
         kind for kind in MODELS if any(kind in models.members[0].models_of(s.client) for s in sites)
     ]
     outputs = {kind: torch.full((len(table), num_outputs), torch.nan) for kind in (*kinds, USED)}
-    site = np.zeros(len(table), np.int64)
-    for number, one in enumerate(sites):
-        site[one.rows] = number
+    for one in sites:
         rows = torch.from_numpy(one.rows)
         own = labelled.inputs_of(one)
         used = models.model_of(one.client)
         for kind in models.members[0].models_of(one.client):
             outputs[kind][rows] = models.outputs(kind, one.client, own)
         outputs[USED][rows] = outputs[used][rows]
-    names = tuple(one.name for one in sites)
-    return RowOutputs(names, site, np.arange(len(table)), labelled.targets, outputs)
+    return RowOutputs(
+        labelled.site_names,
+        labelled.site_numbers(),
+        np.arange(len(table)),
+        labelled.targets,
+        outputs,
+    )
 
 
 def _evidence(
@@ -343,18 +337,16 @@ class Predictions:
     """Predictions for the rows of a table, in their order.
 
     Attributes:
+        rows: The rows by site.
         columns: Columns ``[n]`` by name.
         outputs: Outputs ``[n, outputs]`` of the networks.
-        sites: Rows of each site.
         models: Kind of model that each site uses, by its name.
-        client_column: Column that named the sites; empty without one.
     """
 
+    rows: SiteTable
     columns: Mapping[str, NDArray[Any]]
     outputs: Tensor
-    sites: Sequence[SiteRows]
     models: Mapping[str, str]
-    client_column: str
 
 
 def predict_rows(
@@ -380,12 +372,12 @@ def predict_rows(
     column = selection.client_column
     if models.is_by_site:
         column = selection.site_column(models, table)
-    sites = split_by_site(models, table, selection.client, column)
+    rows = selection.by_site(models, table, column)
     outputs = torch.zeros(len(table), models.target.outputs)
     used: dict[str, str] = {}
     probability = np.zeros(len(table))
-    for one in sites:
-        own = feature_columns(models, table.take(one.rows), column)
+    for one in rows.sites:
+        own = rows.inputs_of(one)
         used[one.name] = models.model_of(one.client)
         outputs[torch.from_numpy(one.rows)] = models.outputs(used[one.name], one.client, own)
         if horizon is not None:
@@ -394,7 +386,7 @@ def predict_rows(
     columns = objective_of(models.target).prediction_columns(outputs)
     if horizon is not None:
         columns[horizon_column(horizon)] = probability
-    return Predictions(columns, outputs, sites, used, column)
+    return Predictions(rows, columns, outputs, used)
 
 
 def predict_file(
@@ -452,8 +444,9 @@ def predict_file(
     if id_column:
         head[id_column] = column_texts(read_rows(rows, id_column), id_column)
     head["row"] = table.row_numbers
-    if predictions.client_column:
-        head[predictions.client_column] = _site_names(predictions, len(table))
+    if site_column := predictions.rows.client_column:
+        names = predictions.rows.site_names
+        head[site_column] = [names[number] for number in predictions.rows.site_numbers()]
     _write_csv(out, {**head, **predictions.columns})
     lines = [f"{out}: {len(table)} predictions, {_used_models(models, predictions)}"]
     return lines + _score_predictions(models, table, predictions)
@@ -464,14 +457,11 @@ def _score_predictions(models: SiteModels, table: Table, predictions: Prediction
     labelled = labelled_mask(models, table)
     if labelled is None or not labelled.any():
         return []
-    site = np.zeros(len(table), np.int64)
-    for number, one in enumerate(predictions.sites):
-        site[one.rows] = number
     known = np.flatnonzero(labelled)
-    names = tuple(one.name for one in predictions.sites)
+    site = predictions.rows.site_numbers()[known]
     outputs = {USED: predictions.outputs[torch.from_numpy(known)]}
     y = encoded_targets(models, table.take(known))
-    rows = RowOutputs(names, site[known], np.arange(len(known)), y, outputs)
+    rows = RowOutputs(predictions.rows.site_names, site, np.arange(len(known)), y, outputs)
     scores = resample([rows], models.target, models.metric)
     mean = scores.mean(USED, scores.known_sites([USED]), weighted=True)
     return [
@@ -480,22 +470,14 @@ def _score_predictions(models: SiteModels, table: Table, predictions: Prediction
     ]
 
 
-def _site_names(predictions: Predictions, num_rows: int) -> list[str]:
-    """Return the site of each row."""
-    names = [""] * num_rows
-    for site in predictions.sites:
-        for row in site.rows:
-            names[row] = site.name
-    return names
-
-
 def _used_models(models: SiteModels, predictions: Predictions) -> str:
     """Say which models were used."""
+    sites = predictions.rows.sites
     by_model: dict[str, list[str]] = {}
-    for site in predictions.sites:
+    for site in sites:
         by_model.setdefault(predictions.models[site.name], []).append(site.name)
-    if len(predictions.sites) == 1:
-        client = predictions.sites[0].client
+    if len(sites) == 1:
+        client = sites[0].client
         kind = next(iter(by_model))
         owner = "" if client is None or kind == GLOBAL else f" of {models.name_of(client)}"
         return f"by the {kind} model{owner}"
@@ -503,7 +485,7 @@ def _used_models(models: SiteModels, predictions: Predictions) -> str:
         f"{len(names)} sites by {'the global model' if kind == GLOBAL else f'their {kind} models'}"
         for kind, names in by_model.items()
     ]
-    strangers = [site.name for site in predictions.sites if site.client is None]
+    strangers = [site.name for site in sites if site.client is None]
     text = ", ".join(parts)
     if strangers:
         listed = ", ".join(strangers[:MAX_LISTED_NAMES])

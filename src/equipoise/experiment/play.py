@@ -6,8 +6,8 @@ from pathlib import Path
 
 from equipoise.environments import render
 from equipoise.environments.deep_task import DeepRLTask
+from equipoise.experiment.build import build_task
 from equipoise.experiment.model_files import read_model
-from equipoise.experiment.runner import build_task
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.loading import settings_in
 from equipoise.utils.errors import UsageError

@@ -20,9 +20,9 @@ from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.text import TextReader
 from equipoise.data.time_series import WindowTransform, read_steps, steps_from_arrays
+from equipoise.experiment.build import build_task
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
-from equipoise.experiment.runner import build_task
 from equipoise.records.run_dir import RunFolder
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in

@@ -16,20 +16,16 @@ from typing import Any
 
 import torch
 
-from equipoise.clock.devices import DevicePopulation
 from equipoise.core import ExperimentTask, Params, SupervisedTask
-from equipoise.data.poisoning import DATA_ATTACKS
-from equipoise.data.splits import UserRowShares
+from equipoise.experiment.build import build_task, check_deployable
 from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, input_texts
 from equipoise.experiment.evaluation import (
     FinalScores,
     final_scores,
-    hold_out,
     personal_model_batches,
     score_finetuned,
     score_heldout_clients,
 )
-from equipoise.experiment.memory import check_population, check_training
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.multiprocess import (
     is_worker_rank,
@@ -55,19 +51,18 @@ from equipoise.records.summary import (
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.resources import ResourceConfig
-from equipoise.simulation.attacks import hostile_clients, parse_attack, with_attack
+from equipoise.simulation.attacks import with_attack
 from equipoise.simulation.client_store import MemoryBudget
-from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, to_device
+from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor
 from equipoise.simulation.ipc import ProcessGroup
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.tasks.poisoning import backdoor_success_rate, poison
+from equipoise.tasks.poisoning import backdoor_success_rate
 from equipoise.utils import io, rng, serialization
-from equipoise.utils.errors import UsageError, refuse_all
+from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 from equipoise.utils.record import to_json
 
-MAX_CHECKED_ROUNDS = 1000  # of a schedule, evenly spaced, the first and the last included
 MAX_UNSAVED_SECONDS = 10.0  # a checkpoint is due after this time, whatever checkpoint_every is
 MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
@@ -254,101 +249,6 @@ def _open_session(
         yield RunSession(settings, task, folder, plan, multiprocess=executor)
 
 
-def build_task(settings: ExperimentConfig) -> ExperimentTask:
-    """Build the task of a run and check that method, task and options fit together.
-
-    Args:
-        settings: Options of the run.
-
-    Returns:
-        The task, on the device of the run.
-
-    Raises:
-        UsageError: If a combination of options is not supported.
-    """
-    run = settings.run
-    check_population(settings)
-    last_training = settings.training.at(run.rounds, run.rounds)
-    config = task_config_of(settings)
-    task = settings.task_spec.build(config, run.model, last_training, run.seed)
-    if run.init_weights or run.adapter or run.blocks:
-        task = task.with_network(run.init_weights, run.adapter, run.blocks, run.seed)
-    if run.metric:
-        task = task.with_primary_metric(run.metric)
-    if run.holdout_clients:
-        task = hold_out(task, run.holdout_clients, run.seed)
-    if run.attack:
-        attack, share = parse_attack(run.attack)
-        if attack in DATA_ATTACKS:
-            hostile = hostile_clients(run.seed, task.info.num_clients, share)
-            task = poison(task, attack, hostile.numpy())
-    task = to_device(task, run.device)
-    devices = DevicePopulation(settings.timing.device_classes, run.seed)
-    task.info = replace(task.info, devices=devices)
-    if task.preparation.upload_bytes:
-        settings.privacy.refuse_column_statistics()
-    task.check()
-    task.check_method(settings.method)
-    _check_method_options(settings, task)
-    _check_compatibility(settings, task)
-    check_training(settings, task)
-    return task
-
-
-def task_config_of(settings: ExperimentConfig) -> Any:
-    """Return the options of the task; the server takes rows only if something needs them."""
-    config = settings.task_config
-    if not isinstance(config, UserRowShares) or config.server_rows != "auto":
-        return config
-    return replace(config, server_rows="always" if needs_server_rows(settings) else "never")
-
-
-def needs_server_rows(settings: ExperimentConfig) -> bool:
-    """Tell whether the server of a run evaluates or prepares anything on rows of its own."""
-    return (
-        settings.method.capabilities.needs_server_data
-        or settings.run.robust.startswith("trust")
-        or settings.selection.needs_server_loss
-        or getattr(settings.task_config, "preprocess_from", "") == "server"
-    )
-
-
-def _check_compatibility(settings: ExperimentConfig, task: ExperimentTask) -> None:
-    """Raise ``UsageError`` for options that the method or the task does not support."""
-    run = settings.run
-    timing = settings.timing
-    selection = settings.selection
-    has_rows = isinstance(task, SupervisedTask)
-    is_finetunable = task.has_split("val") and run.save_personal
-    agents = f"agents of task '{task.info.name}' have none"
-    refuse_all(
-        [
-            (
-                timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates,
-                f"{run.method} is not offered in mode {timing.mode}: its server counts on replies "
-                "to what it sent in the same round; use mode sync, or another method",
-            ),
-            (
-                (selection.needs_client_loss or selection.needs_server_loss) and not has_rows,
-                f"selection {run.selection} reads losses, and {agents}: choose another",
-            ),
-            (
-                run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks,
-                f"{run.method} chooses who takes part by itself: leave selection at uniform",
-            ),
-            (
-                run.finetune and not has_rows,
-                f"finetune tunes on rows of data, and {agents}: leave it off",
-            ),
-            (
-                run.finetune and has_rows and not is_finetunable,
-                "finetune needs validation data and the personal models: set val_share and keep "
-                "save_personal",
-            ),
-        ]
-    )
-
-
 def _warnings(settings: ExperimentConfig, task: ExperimentTask) -> Iterator[str]:
     """Yield the warnings of the task and of the method."""
     yield from task.warnings()
@@ -361,47 +261,6 @@ def _send(notes: Iterable[str], on_message: OnMessage | None) -> None:
         return
     for note in notes:
         on_message(note)
-
-
-def _check_method_options(settings: ExperimentConfig, task: ExperimentTask) -> None:
-    """Let the method check its options; of many rounds, if options follow schedules."""
-    method = settings.wrapped_method
-    training = settings.training
-    rounds = settings.run.rounds
-    is_constant = method.at(1, rounds) is method and training.at(1, rounds) is training
-    num_checked = 1 if is_constant else min(rounds, MAX_CHECKED_ROUNDS)
-    checked = (1 + k * (rounds - 1) // max(1, num_checked - 1) for k in range(num_checked))
-    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in checked)
-    for round_method, round_training in dict.fromkeys(pairs):
-        round_method.check(task, round_training)
-
-
-def _check_deployable(settings: ExperimentConfig) -> None:
-    """Raise ``UsageError`` for options that exist only in simulations."""
-    run = settings.run
-    needs_clock = settings.timing.needs_simulated_clock or run.selection != "uniform"
-    refuse_all(
-        [
-            (
-                bool(run.holdout_clients),
-                "holdout_clients is for simulations: clients that are elsewhere cannot be held out",
-            ),
-            (
-                needs_clock,
-                "devices, semi, deadline, overselection, until and selection are for simulations: "
-                "clients that are elsewhere have a clock of their own",
-            ),
-            (
-                run.local_baseline,
-                "local_baseline is for simulations: clients that are elsewhere train alone at the "
-                "end of a deployment (option verdict)",
-            ),
-            (
-                bool(run.attack),
-                "attack is for simulations: clients that are elsewhere are what they are",
-            ),
-        ]
-    )
 
 
 class RunSession:
@@ -434,7 +293,7 @@ class RunSession:
         self.plan = plan
         self.is_simulation = make_executor is None
         if not self.is_simulation:
-            _check_deployable(settings)
+            check_deployable(settings)
         self.make_executor = make_executor or plan.make
         self.accountant = self._accountant()
         self.simulation = self._make_simulation(make_executor, multiprocess, memory_budget)

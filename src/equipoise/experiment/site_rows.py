@@ -72,6 +72,26 @@ class RowSelection:
         column = self.client_column or models.client_column
         return table_from_values(self.rows, "the table of rows", column)
 
+    def by_site(
+        self, models: SiteModels, table: Table, column: str, dropped: tuple[str, ...] = ()
+    ) -> SiteTable:
+        """Find the site of each row of a table.
+
+        Args:
+            models: The models.
+            table: The rows, or some of them.
+            column: Column that names the site of each row; empty without one.
+            dropped: Further columns that are no inputs.
+
+        Returns:
+            The rows and their sites.
+
+        Raises:
+            UsageError: If there is no such column, or a row does not name its site.
+        """
+        sites = split_by_site(models, table, self.client, column)
+        return SiteTable(models, table, sites, column, (column, *dropped))
+
     def site_column(self, models: SiteModels, table: Table) -> str:
         """Return the column of sites: the given one, else that of training if the rows have it."""
         if self.client_column or self.client is not None or models.owner is not None:
@@ -185,30 +205,55 @@ def encoded_targets(models: SiteModels, table: Table) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LabelledRows:
-    """Rows whose target is known, and the site of each.
+class SiteTable:
+    """Rows of a table, and the site of each.
 
     Attributes:
         models: The models that the rows are for.
         table: The rows.
         sites: Rows of each site.
-        targets: Targets ``[n]`` or ``[n, 2]``.
         client_column: Column that names the sites; empty without one.
         dropped: Columns that are no inputs.
-        num_unlabelled: Rows without a target, which were left out.
     """
 
     models: SiteModels
     table: Table
     sites: Sequence[SiteRows]
-    targets: Tensor
     client_column: str
     dropped: tuple[str, ...]
-    num_unlabelled: int
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """Names of the sites."""
+        return tuple(site.name for site in self.sites)
+
+    def site_numbers(self) -> Ints:
+        """Return for each row ``[n]`` the place of its site among `sites`."""
+        numbers = np.zeros(len(self.table), np.int64)
+        for number, site in enumerate(self.sites):
+            numbers[site.rows] = number
+        return numbers
+
+    def inputs(self) -> Table:
+        """Return all rows with the columns of the models."""
+        return feature_columns(self.models, self.table, *self.dropped)
 
     def inputs_of(self, site: SiteRows) -> Table:
         """Return the rows of a site with the columns of its model."""
         return feature_columns(self.models, self.table.take(site.rows), *self.dropped)
+
+
+@dataclass(frozen=True)
+class LabelledRows(SiteTable):
+    """Rows whose target is known, and the site of each.
+
+    Attributes:
+        targets: Targets ``[n]`` or ``[n, 2]``.
+        num_unlabelled: Rows without a target, which were left out.
+    """
+
+    targets: Tensor
+    num_unlabelled: int
 
 
 def refuse_other_data(models: SiteModels) -> None:
@@ -253,13 +298,10 @@ def select_labelled(
     known = table.take(np.flatnonzero(labelled))
     if selection.client is not None:
         _refuse_other_sites(models, known, selection.client)
+    by_site = selection.by_site(models, known, column, dropped)
     return LabelledRows(
-        models=models,
-        table=known,
-        sites=split_by_site(models, known, selection.client, column),
+        **vars(by_site),
         targets=encoded_targets(models, known),
-        client_column=column,
-        dropped=(column, *dropped),
         num_unlabelled=len(table) - len(known),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from equipoise.core import State
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.flower import codec
 from equipoise.flower.config import NodeConfig, read_app_config
 from equipoise.flower.egress import EgressRules

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.flower import config
 from equipoise.flower.doctor import ENVIRONMENT
 from equipoise.flower.progress import ProgressLog

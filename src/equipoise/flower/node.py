@@ -24,10 +24,10 @@ from equipoise.core import (
     State,
 )
 from equipoise.data.tabular.preprocessing import Preprocessor
+from equipoise.experiment.build import build_task
 from equipoise.experiment.evaluation import LocalBaselineConfig, own_scores, train_alone
 from equipoise.experiment.model_card import Card
 from equipoise.experiment.row_outputs import GLOBAL, LOCAL, PERSONAL
-from equipoise.experiment.runner import build_task
 from equipoise.experiment.site_folder import rival_files
 from equipoise.flower import codec, secagg
 from equipoise.flower.client_state import ClientStateStore, RevealedUpdates

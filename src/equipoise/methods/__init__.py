@@ -8,16 +8,14 @@ complete from the imports below.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import pkgutil
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from equipoise.core import Method
 from equipoise.methods.user_methods import load_user_method, validate_user_method
-from equipoise.utils.errors import UsageError, did_you_mean
+from equipoise.utils.discovery import all_declared, find_declared
+from equipoise.utils.errors import did_you_mean
 from equipoise.utils.plugins import class_path
 
 if TYPE_CHECKING:  # For editors only: a method that is not listed here works as well.
@@ -68,11 +66,7 @@ PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fe
 
 def all_methods() -> dict[str, type[Method]]:
     """Return every method of this package by name."""
-    methods: dict[str, type[Method]] = {}
-    for package in PACKAGES:
-        for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            methods |= _methods_in(importlib.import_module(f"{package}.{info.name}"))
-    return dict(sorted(methods.items()))
+    return all_declared(PACKAGES, _methods_in)
 
 
 def find_method(name: str | type[Method]) -> type[Method]:
@@ -92,19 +86,7 @@ def find_method(name: str | type[Method]) -> type[Method]:
         return name if is_builtin(name) else validate_user_method(name)
     if ":" in name:
         return load_user_method(name)
-    # Most methods have a file of their own name: importing it alone saves time at the start.
-    file = name.replace("-", "_")
-    for package in PACKAGES:
-        if file.isidentifier() and importlib.util.find_spec(f"{package}.{file}") is not None:
-            method = _methods_in(importlib.import_module(f"{package}.{file}")).get(name)
-            if method is not None:
-                return method
-    known = all_methods()
-    if name not in known:
-        raise UsageError(
-            f"unknown method '{name}'{did_you_mean(name, known)}; see 'equipoise list methods'"
-        )
-    return known[name]
+    return find_declared("method", name, PACKAGES, _methods_in)
 
 
 def usual_method(model: object) -> str:

@@ -6,7 +6,8 @@ A result that is not finite is never adopted, and replies that cause a failure a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,8 +49,7 @@ OWN_RATE_BOUNDS = InfluenceBounds(norm_ratio=50.0, influence_ratio=10.0, crowd_r
 """Where clients choose epochs and rate themselves: one may train a hundred times as much."""
 AGENT_BOUNDS = InfluenceBounds(norm_ratio=5.0, influence_ratio=torch.inf, crowd_ratio=torch.inf)
 """For agents in environments: honest ones may differ by much more than models of data."""
-MAX_NUMBERS_AT_ONCE = 2**20  # bounds the memory of differences in double precision
-CACHED_NUMBERS = 2**16  # of a difference that is read again at once
+CACHED_NUMBERS = 2**16  # of differences that are read again at once
 MAX_ABS_PARAMETER = 1e10  # a model with larger parameters has diverged
 
 
@@ -113,7 +113,7 @@ class UpdateDiagnostics:
         """
         sent = message.params
         update = reply.update
-        num_clients = len(leaves(reply)[0])
+        num_clients = len(ids)
         norms = update_norms(sent, update.params, num_clients)
         # A norm is finite only if all numbers of the update are, and the model that was sent was
         # checked when it was made: they need no second pass.
@@ -227,8 +227,8 @@ class Aggregation:
             replies.limit(after, replies.influence_limits(after.influence_ratio))
             if replies.bounds_opposition():
                 replies.limit(after, replies.opposition_limits())
-            moves = replies.memory_moves()
-            if bool(moves.any()):
+            if bool(self.diagnostics.memory_moves.any()):
+                moves = replies.memory_moves()
                 by, after.state = method.memory_limits(after, replies.ids, moves)
                 replies.limit(after, by)
         after.params, after.state = method.aggregate(
@@ -243,7 +243,7 @@ class Aggregation:
         ids = self.ids
         updates = self.results.stack.update
         norms = self.diagnostics.norms
-        factors = self._norm_factors(accepted)
+        extra_norms = self.diagnostics.extra_norms
         by_sum = self.method.capabilities.aggregates_by_sum
         if by_sum:
             # Parameters stay where they were computed, perhaps in other processes: summed there.
@@ -252,18 +252,15 @@ class Aggregation:
             ids = ids[accepted]
             updates = index(updates, accepted)
             norms = norms[accepted]
+            extra_norms = extra_norms[accepted]
+        # Factors that bound the norms of what they upload.
+        factors = shrink_factors(norms, self.bounds.norm_ratio)
+        if bool(extra_norms.any()):
+            by_extra = shrink_factors(extra_norms, self.bounds.influence_ratio)
+            factors = torch.minimum(factors, by_extra)
         if not by_sum:
             updates = shrink_update(updates, self.sent_params, factors)
         return AcceptedReplies(self, accepted, ids, updates, norms, factors)
-
-    def _norm_factors(self, accepted: Tensor) -> Tensor:
-        """Return factors for the accepted replies that bound the norms of what they upload."""
-        diagnostics = self.diagnostics
-        by_norm = shrink_factors(diagnostics.norms[accepted], self.bounds.norm_ratio)
-        if not bool(diagnostics.extra_norms.any()):
-            return by_norm
-        by_extra = shrink_factors(diagnostics.extra_norms[accepted], self.bounds.influence_ratio)
-        return torch.minimum(by_norm, by_extra)
 
 
 @dataclass
@@ -314,10 +311,9 @@ class AcceptedReplies:
             after: The server, which logs whose influence was limited.
             factors: Factors `[K]`, at most 1, of the clients' influence.
         """
-        if not bool((factors < 1).any()):
+        if not log_shrunk(after, self.ids, factors):
             return
         method = self.aggregation.method
-        log_shrunk(after, self.ids, factors)
         if "partial_sums" not in method.overridden_hooks:
             self.weights = scale_weights(self.weights, factors)
             return
@@ -340,13 +336,13 @@ class AcceptedReplies:
         bounds = self.aggregation.bounds
         if not bounds.weighs_norms or bounds.crowd_ratio == torch.inf:
             return False
-        if len(self.norms) < MIN_COHORT or not bool((self.norms > 0).any()):
+        if len(self.norms) < MIN_COHORT or not bool(self.norms.any()):
             return False
         by_name = self.weights.values() if isinstance(self.weights, dict) else (self.weights,)
         if any(weights.dim() != 1 for weights in by_name):
             return False
-        weights = largest_weights(self.weights)
-        return bool((weights >= 0).all() & (weights > 0).any())
+        values = largest_weights(self.weights).numpy()
+        return bool(values.min() >= 0 and values.max() > 0)
 
     def opposition_limits(self) -> Tensor:
         """Return factors `[K]` that bound how far a client points against the mean of the others.
@@ -364,7 +360,7 @@ class AcceptedReplies:
         if mean is None:
             return torch.ones_like(self.factors)
         change = mean_change(aggregation.sent_params, mean, weights)
-        mean_norm = float(torch.stack([value.double().norm() for value in change.values()]).norm())
+        mean_norm = _total_norm(change)
         shares = weights.double() / weights.double().sum()
         if not may_oppose(shares, norms, mean_norm):
             return torch.ones_like(self.factors)
@@ -382,19 +378,24 @@ class AcceptedReplies:
         return self.aggregation.diagnostics.memory_moves[self.accepted] * self.factors
 
 
-def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> None:
+def log_shrunk(server: Server, ids: Tensor, factors: Tensor) -> bool:
     """Note who counts less than the method would let it.
 
     Args:
         server: The server, with the factors so far in `shrunk`.
         ids: Clients `[K]`.
         factors: Factors `[K]` in [0, 1] of their weights or changes.
+
+    Returns:
+        Whether anyone does.
     """
     values = factors.numpy()
-    clients = ids.numpy()
-    for row in np.flatnonzero(values < 1).tolist():
-        client = int(clients[row])
-        server.shrunk[client] = server.shrunk.get(client, 1.0) * float(values[row])
+    rows = np.flatnonzero(values < 1)
+    if not len(rows):
+        return False
+    for client, factor in zip(ids.numpy()[rows].tolist(), values[rows].tolist(), strict=True):
+        server.shrunk[client] = server.shrunk.get(client, 1.0) * factor
+    return True
 
 
 def aggregate_with_fault_isolation(
@@ -526,9 +527,8 @@ def update_dots(before: Params, after: Params, direction: Params) -> Tensor:
 
 
 def _dots_of_stack(after: Tensor, before: Tensor, direction: Tensor) -> Tensor:
-    """Return the inner products of one parameter, as many clients at once as the cache holds."""
-    clients_at_once = max(1, CACHED_NUMBERS // max(1, before.numel()))
-    parts = ((some - before).mul_(direction) for some in after.split(clients_at_once))
+    """Return the inner products of one parameter."""
+    parts = ((some - before).mul_(direction) for some in _cached_parts(after))
     return torch.cat([part.flatten(1).sum(1, dtype=torch.float64) for part in parts])
 
 
@@ -552,20 +552,22 @@ def memory_moves(message: ServerMessage, update: ClientUpdate, clients: int) -> 
         memory = message.broadcast.get(name)
         if not isinstance(memory, dict):
             continue
-        norm = torch.stack([value.double().norm() for value in memory.values()]).norm()
+        norm = _total_norm(memory)
         if norm > 0:
             zeros = {key: torch.zeros_like(value) for key, value in memory.items()}
             moves += update_dots(zeros, changes, memory) / norm
     return moves
 
 
-def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
-    """Return the norms of one parameter, a bounded number of clients at once.
+def _total_norm(tree: Params) -> float:
+    """Return the Euclidean norm of all tensors together, in double precision."""
+    each = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in tree.values()]
+    return float(torch.linalg.vector_norm(torch.stack(each)))
 
-    Differences in double precision take three times the memory of the models.
-    """
-    clients_at_once = max(1, MAX_NUMBERS_AT_ONCE // max(1, before.numel()))
-    changes = (some - before for some in after.split(clients_at_once))
+
+def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
+    """Return the norms of one parameter."""
+    changes = (some - before for some in _cached_parts(after))
     norms = [
         torch.linalg.vector_norm(change.flatten(1), dim=1, dtype=torch.float64)
         for change in changes
@@ -573,9 +575,15 @@ def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
     return torch.cat(norms)
 
 
+def _cached_parts(stack: Tensor) -> tuple[Tensor, ...]:
+    """Split one parameter `[K, ...]` into as many clients at once as the cache holds."""
+    numbers = math.prod(stack.shape[1:])
+    return stack.split(max(1, CACHED_NUMBERS // max(1, numbers)))
+
+
 def norm_outliers(
     norms: Tensor,
-    step_budgets: Tensor,
+    step_budgets: Callable[[], Tensor],
     accepted: Tensor,
     max_ratio: float = COMMON_START_BOUNDS.norm_ratio,
 ) -> dict[int, str]:
@@ -587,7 +595,8 @@ def norm_outliers(
 
     Args:
         norms: Update norms `[R]`.
-        step_budgets: Steps times learning rate that the server asked of each client, `[R]`.
+        step_budgets: Computes the steps times the learning rate that the server asked of each
+            client, `[R]`; only called if a norm is beyond its bound.
         accepted: Mask `[R]` of the replies to compare.
         max_ratio: The largest allowed ratio to the trimmed maximum.
 
@@ -601,7 +610,7 @@ def norm_outliers(
     is_outlier = is_accepted & (ratios > max_ratio)
     if not is_outlier.any():
         return {}
-    ratios_per_step = _ratio_to_trimmed_max((norms / step_budgets).numpy(), is_accepted)
+    ratios_per_step = _ratio_to_trimmed_max((norms / step_budgets()).numpy(), is_accepted)
     is_outlier &= ratios_per_step > max_ratio
     return {
         row: f"its change is {ratios[row]:.3g} times as long as nearly all others'"

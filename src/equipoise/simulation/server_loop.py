@@ -447,20 +447,24 @@ class FederatedSimulation:
         bounds = _influence_bounds(current.method, self.task, message, allowed)
         validation = _Validation(replies.arrived.clone(), diagnostics, bounds)
 
-        num_not_finite = int((validation.accepted & ~diagnostics.is_finite).sum())
-        if num_not_finite:
-            validation.guards["not finite"] = num_not_finite
-        validation.accepted &= diagnostics.is_finite
+        is_not_finite = validation.accepted & ~diagnostics.is_finite
+        if bool(is_not_finite.any()):
+            validation.guards["not finite"] = int(is_not_finite.sum())
+            validation.accepted &= diagnostics.is_finite
 
         validation.reject("range", diagnostics.violations)
         if results.stack.hparams is not None:
             violations = hparam_violations(results.stack.hparams, *allowed)
             validation.reject("rate or epochs", violations)
 
-        steps = self.task.num_steps(ids, proposed.epochs, current.server.training).double()
-        budgets = (steps * proposed.lr.double()).clamp(min=MIN_STEP_BUDGET)
-        outliers = norm_outliers(diagnostics.norms, budgets, validation.accepted, bounds.norm_ratio)
-        validation.reject("norm", outliers)
+        def step_budgets() -> Tensor:
+            steps = self.task.num_steps(ids, proposed.epochs, current.server.training).double()
+            return (steps * proposed.lr.double()).clamp(min=MIN_STEP_BUDGET)
+
+        validation.reject(
+            "norm",
+            norm_outliers(diagnostics.norms, step_budgets, validation.accepted, bounds.norm_ratio),
+        )
         return validation
 
     def _proposed_hparams(
@@ -828,7 +832,8 @@ def _influence_bounds(
     their own move as far as their environments take them, so that they have no bound.
     """
     lowest, highest = allowed
-    if isinstance(task, SupervisedTask) and bool((lowest.lr < highest.lr).any()):
+    has_own_rates = lowest is not highest and bool((lowest.lr < highest.lr).any())
+    if has_own_rates and isinstance(task, SupervisedTask):
         return OWN_RATE_BOUNDS
     uploaded = set(method.shared_param_names(task))
     blocks = [block for block, names in task.info.blocks.items() if uploaded & set(names)]

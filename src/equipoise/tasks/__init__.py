@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from equipoise.core import ExperimentTask, Options, TrainingConfig
-from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError, did_you_mean
+from equipoise.utils.discovery import all_declared, find_declared
+from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError
 
 AUTO_MODEL = "auto"
 """Stands for the model with the best validation score."""
@@ -58,10 +56,7 @@ class TaskSpec:
 
 def all_tasks() -> dict[str, TaskSpec]:
     """Return every task of this package by name."""
-    tasks: dict[str, TaskSpec] = {}
-    for info in pkgutil.iter_modules(__path__):
-        tasks |= _tasks_in(importlib.import_module(f"{__name__}.{info.name}"))
-    return dict(sorted(tasks.items()))
+    return all_declared((__name__,), _tasks_in)
 
 
 def find_task(name: str | TaskSpec) -> TaskSpec:
@@ -85,18 +80,7 @@ def find_task(name: str | TaskSpec) -> TaskSpec:
         raise UsageError(
             f"task '{class_name}' was made in Python: go on with {RESUME_HINT.format('task')}"
         )
-    # Many tasks have a file of their own name: importing it alone saves time at the start.
-    file = name.replace("-", "_")
-    if file.isidentifier() and importlib.util.find_spec(f"{__name__}.{file}") is not None:
-        spec = _tasks_in(importlib.import_module(f"{__name__}.{file}")).get(name)
-        if spec is not None:
-            return spec
-    known = all_tasks()
-    if name not in known:
-        raise UsageError(
-            f"unknown task '{name}'{did_you_mean(name, known)}; see 'equipoise list tasks'"
-        )
-    return known[name]
+    return find_declared("task", name, (__name__,), _tasks_in)
 
 
 def _tasks_in(module: ModuleType) -> dict[str, TaskSpec]:

@@ -71,8 +71,6 @@ def fit(
                 }
                 loss = losses({**params, **leaves, **context}, x, y, aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
-            if training.max_grad_norm:
-                gradients = _clip(gradients, training.max_grad_norm)
             _step(params, anchor, velocity, gradients, request, training)
         if request.proximal is not None:
             anchor_lr = request.proximal.anchor_lr
@@ -99,7 +97,9 @@ def _step(
     request: LocalTrainRequest,
     training: TrainingConfig,
 ) -> None:
-    """Apply the equations of `fit` to the (clipped) gradients; change params and velocity."""
+    """Apply the equations of `fit` to the gradients; change params and velocity."""
+    if training.max_grad_norm:
+        gradients = _clip(gradients, training.max_grad_norm)
     for name, g in zip(request.trainable, gradients, strict=True):
         p = params[name]
         if training.weight_decay:

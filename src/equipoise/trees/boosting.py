@@ -438,11 +438,7 @@ def boost(
     words = category_words(num_categories)
     trees = Trees.empty(num_models, num_trees, len(margins), options.num_nodes, words)
     offsets = np.stack([cell_offsets(own, num_categories) for own in edges])
-    bins = np.zeros(train.x.shape, np.uint8)
-    for k in range(len(model)):
-        here = slice(train.start[k], train.start[k] + train.size[k])
-        own_offsets = offsets[model[k]]
-        bins[here] = bin_rows(train.x[here], edges[model[k]], num_categories, own_offsets)
+    bins = _bin_clients(train, model, edges, offsets, num_categories)
     columns = np.ascontiguousarray(bins.T)
     spans = ClientSpans(train.start, train.size, model)
     numbers = np.arange(len(model))
@@ -459,11 +455,11 @@ def boost(
         for _ in range(options.tree_depth):
             tables = tables_of(grown, edges, offsets, num_categories)
             segments = partition.divide(columns, spans, numbers, tables)
-            own = _sums(bins, spans, offsets, segments, growth.asked, sampled, gradients, np.int64)
-            sums = own
+            sums = _sums(bins, spans, offsets, segments, growth.asked, sampled, gradients, np.int64)
             if num_models != len(model) or (model != numbers).any():
-                sums = np.zeros((num_models, *own.shape[1:]), np.int64)
-                _add_by_model(sums, model, own)
+                by_client = sums
+                sums = np.zeros((num_models, *by_client.shape[1:]), np.int64)
+                _add_by_model(sums, model, by_client)
             growth = split_level(
                 grown,
                 growth,
@@ -485,6 +481,18 @@ def boost(
             add_trees(val.x, val_spans, np.zeros(len(model), np.int64), 1, whole, val_margins)
         losses.add(tree + 1, val_margins)
     return BoostedTrees(trees, losses.loss, losses.gain, losses.gain_error)
+
+
+def _bin_clients(
+    train: Rows, model: Ints, edges: Floats, offsets: Ints, num_categories: Ints
+) -> Bytes:
+    """Return the bins `[n, F]` of the clients' rows, each client's by the edges of its model."""
+    bins = np.zeros(train.x.shape, np.uint8)
+    for k in range(len(model)):
+        here = slice(train.start[k], train.start[k] + train.size[k])
+        own_offsets = offsets[model[k]]
+        bins[here] = bin_rows(train.x[here], edges[model[k]], num_categories, own_offsets)
+    return bins
 
 
 class _LossPath:

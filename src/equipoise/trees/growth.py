@@ -102,18 +102,11 @@ def split_level(
         options.leaf_l2,
         trees.categories.shape[-1],
     )
-    values = -options.shrinkage * children[..., 0] / (children[..., 1] + options.leaf_l2 + 1e-16)
+    values = _leaf_values(children, options)
     if nodes.shape[2] == 1 and not nodes.any():
         # Without a split the first of `children` is the root itself; with one they add up to it.
-        whole = children.sum(1)
-        root = -options.shrinkage * whole[:, 0] / (whole[:, 1] + options.leaf_l2 + 1e-16)
-        trees.value[:, :, 0] = root.reshape(models, margins)
-    used = np.maximum(feature, 0)
-    cut = edges[model, used, np.minimum(last_bin, edges.shape[2] - 1)]
-    num_bins = offsets[model, used + 1] - offsets[model, used]
-    # A split of missing values alone has all numbers on its left.
-    cut = np.where(last_bin >= num_bins - 2, NO_THRESHOLD, cut)
-    threshold = np.where(num_categories[used] > 0, NO_CODE, cut)
+        trees.value[:, :, 0] = _leaf_values(children.sum(1), options).reshape(models, margins)
+    threshold = _thresholds(feature, last_bin, model, edges, offsets, num_categories)
     new_gain = growth.gain.copy()
     taken = []
     for g in range(models):
@@ -142,3 +135,38 @@ def split_level(
             copy_node_sums(sums, parent_sums, tree, parent, kept[tree, place])
     shape = (models, margins, most)
     return Growth(asked.reshape(shape), kept.reshape(*shape, *sums.shape[2:]), new_gain)
+
+
+def _leaf_values(sums: Floats, options: TreeOptions) -> Floats:
+    """Return the values of leaves with these sums of gradients and hessians `[..., 3]`."""
+    values: Floats = -options.shrinkage * sums[..., 0] / (sums[..., 1] + options.leaf_l2 + 1e-16)
+    return values
+
+
+def _thresholds(
+    feature: Ints,
+    last_bin: Ints,
+    model: Ints,
+    edges: Floats,
+    offsets: Ints,
+    num_categories: Ints,
+) -> Floats:
+    """Return the largest number that goes left at each split.
+
+    Args:
+        feature: Features of the splits `[N]`; -1 without a split.
+        last_bin: Last bins that go left `[N]`.
+        model: Which of the G models each split belongs to `[N]`.
+        edges: Ends of bins `[G, F, E]`.
+        offsets: First cell of each feature `[G, F + 1]`.
+        num_categories: Categories of each feature `[F]`; 0 for numbers.
+
+    Returns:
+        Thresholds `[N]`.
+    """
+    used = np.maximum(feature, 0)
+    cut = edges[model, used, np.minimum(last_bin, edges.shape[2] - 1)]
+    num_bins = offsets[model, used + 1] - offsets[model, used]
+    # A split of missing values alone has all numbers on its left.
+    cut = np.where(last_bin >= num_bins - 2, NO_THRESHOLD, cut)
+    return np.where(num_categories[used] > 0, NO_CODE, cut)

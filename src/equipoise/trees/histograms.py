@@ -761,6 +761,39 @@ def find_splits(
 
 
 @njit(cache=True)
+def _best_splits(feature, left, gain, open_place, new_gain):  # type: ignore[no-untyped-def]
+    """Return which nodes `[N]` are split, from the root on, the largest gain first.
+
+    Arguments as those of `choose_splits`; `open_place` is the place of each node among the open
+    ones `[N]`, or -1.
+    """
+    num_nodes = len(feature)
+    is_candidate = np.zeros(num_nodes, np.bool_)
+    is_taken = np.zeros(num_nodes, np.bool_)
+    is_candidate[0] = True
+    for _ in range((num_nodes - 1) // 2):
+        best = -1
+        best_gain = 0.0
+        for node in range(num_nodes):
+            if not is_candidate[node]:
+                continue
+            own = gain[node]
+            if open_place[node] >= 0:
+                own = new_gain[open_place[node]]
+            if own > best_gain:
+                best = node
+                best_gain = own
+        if best < 0:
+            break
+        is_candidate[best] = False
+        is_taken[best] = True
+        if feature[best] >= 0:
+            is_candidate[np.int64(left[best])] = True
+            is_candidate[np.int64(left[best]) + 1] = True
+    return is_taken
+
+
+@njit(cache=True)
 def choose_splits(
     feature: Floats32,
     threshold: Floats32,
@@ -810,28 +843,7 @@ def choose_splits(
     for m in range(len(open_nodes)):
         if open_nodes[m] >= 0:
             open_place[open_nodes[m]] = m
-    is_candidate = np.zeros(num_nodes, np.bool_)
-    is_taken = np.zeros(num_nodes, np.bool_)
-    is_candidate[0] = True
-    for _ in range((num_nodes - 1) // 2):
-        best = -1
-        best_gain = 0.0
-        for node in range(num_nodes):
-            if not is_candidate[node]:
-                continue
-            own = gain[node]
-            if open_place[node] >= 0:
-                own = new_gain[open_place[node]]
-            if own > best_gain:
-                best = node
-                best_gain = own
-        if best < 0:
-            break
-        is_candidate[best] = False
-        is_taken[best] = True
-        if feature[best] >= 0:
-            is_candidate[np.int64(left[best])] = True
-            is_candidate[np.int64(left[best]) + 1] = True
+    is_taken = _best_splits(feature, left, gain, open_place, new_gain)
     old_feature = feature.copy()
     old_threshold = threshold.copy()
     old_missing_left = missing_left.copy()

@@ -526,6 +526,12 @@ class Memory(NamedTuple):
         return client_features(seen), self._replace(has_left=has_left)
 
 
+def _lr_of_round(data: Federations, round_: int, rounds: int) -> Tensor:
+    """Return the learning rate of each federation, which falls as a cosine to 1 % in some."""
+    fall = 0.5 * (1 + math.cos(math.pi * (round_ - 1) / max(1, rounds - 1)))
+    return data.lr * torch.where(data.falls, 0.01 + 0.99 * fall, 1.0)
+
+
 def play(
     data: Federations, rounds: int, replicas: int, choose: Choose, generator: torch.Generator
 ) -> Episode:
@@ -571,8 +577,7 @@ def play(
             actions.append(memory.parts)
         if round_ % hold == 0 and round_ < rounds:
             memory = memory.after_probe(received, own, data)
-        fall = 0.5 * (1 + math.cos(math.pi * (round_ - 1) / max(1, rounds - 1)))
-        lr = data.lr * torch.where(data.falls, 0.01 + 0.99 * fall, 1.0)
+        lr = _lr_of_round(data, round_, rounds)
         draws = same(int(steps.max()), clients, BATCH_ROWS).transpose(0, 1)
         own = train_clients(install(memory.parts, received, own), data, lr, draws, steps)
         if round_ <= aligned:

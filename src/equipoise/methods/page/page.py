@@ -4,14 +4,15 @@
 lead, the server follows, and each of them is a DDPG agent. A round has the steps of section 4.4:
 
   1. The server sends W(t) (`distribute`).
-  2. Client i observes s_i(t), and its agent chooses a_i(t) = [alpha_i, eta_i], epochs and learning
-     rate (`configure_training`; section 4.3, algorithm 2).
+  2. Client i observes s_i(t) (`client_observation`), and its agent chooses a_i(t) =
+     [alpha_i, eta_i], epochs and learning rate (`client_action`; section 4.3, algorithm 2).
   3. Client i trains: w_i = Train(eta_i, alpha_i; W(t)), equation (4) (the base method's `train`).
-  4. Client i uploads w_i and is paid u_i = 1 / f_i(w_i), definition 1 (`upload`).
+  4. Client i uploads w_i (`upload`) and is paid r_i(t) = u_i = 1 / f_i(w_i), definition 1
+     (`client_reward`).
   5. The server observes s_CS(t), and its agent chooses a_CS(t) = p(t) = [p_1, ..., p_N]
      (`aggregation_weights`; section 4.2, algorithm 1).
-  6. W(t+1) = sum_i p_i w_i, equation (5); the server is paid u_CS = 1 / F(W(t+1)), where F is
-     sum_i p_i f_i(w_i) by equation (1) (`aggregate`).
+  6. W(t+1) = sum_i p_i w_i, equation (5) (`aggregate`); the server is paid r_CS(t) = u_CS =
+     1 / F(W(t+1)), where F is sum_i p_i f_i(w_i) by equation (1) (`server_reward`).
 
 f_i is the loss on the data of client i, and w_i is the trained model, the paper's w-hat_i.
 
@@ -604,12 +605,7 @@ class Page(ComposedMethod):
     # ------------------------------------------------------------ steps 2 to 4, at client i: leader
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        """Step 2: observe s_i(t) and choose a_i(t) = [alpha_i, eta_i].
-
-        s_i(t) is the accuracy of W(t) on the client's data; in the authors' code that of the
-        client's model of the last round. With relative actions it also has the log loss and the
-        time left; under an energy budget, the number of affordable epochs.
-        """
+        """Step 2: observe s_i(t) and choose a_i(t) = [alpha_i, eta_i]."""
         accuracy, loss = _accuracy_and_loss(client, client.start, self.split)  # of W(t)
         state = {**client.state, "received_loss": loss, "received_error": 1 - accuracy}
         if self.variant.exponent_weights and self.uses_errors:
@@ -618,22 +614,79 @@ class Page(ComposedMethod):
         if not self.client_actions:
             return client.hparams, state
 
-        observation = [state["trained_acc"] if self.variant.authors_code else accuracy]
-        if self.variant.relative_actions:
-            time_left = torch.full_like(loss, 1 - client.round / client.num_rounds)
-            observation += [loss.clamp(min=MIN_LOSS).log(), time_left]
         if self.energy_budget:
             by_device = self.energy_budget == energy.DEVICES
             state["energy"] = energy.begin_round(
                 client, self.energy_ranges, state["energy"], by_device
             )
+        observation = self.client_observation(client, state, accuracy)
+        action, state = self.client_action(client, state, observation)
+        return self.to_hparams(action, client.hparams, client.task), state
+
+    def client_observation(self, client: Client, state: State, accuracy: Tensor) -> Tensor:
+        """Return s_i(t), what client i's agent observes (section 4.3).
+
+        It is the accuracy of W(t) on the client's data; in the authors' code that of the client's
+        model of the last round. With relative actions it also has the log loss and the time left;
+        under an energy budget, the number of affordable epochs (appendix D).
+
+        Args:
+            client: The client, before training.
+            state: Its state, with the loss of W(t).
+            accuracy: The accuracy of W(t), `[]`.
+
+        Returns:
+            The observation, a vector of 1 to 4 numbers.
+        """
+        observation = [state["trained_acc"] if self.variant.authors_code else accuracy]
+        if self.variant.relative_actions:
+            loss = state["received_loss"]
+            time_left = torch.full_like(loss, 1 - client.round / client.num_rounds)
+            observation += [loss.clamp(min=MIN_LOSS).log(), time_left]
+        if self.energy_budget:
             affordable = energy.affordable_epochs(state["energy"]["cost"])
             observation.append(affordable / self.max_epochs)
+        return torch.stack(observation)
 
-        action, state = self.client_policy.act(client, state, torch.stack(observation))
+    def client_action(
+        self, client: Client, state: State, observation: Tensor
+    ) -> tuple[Tensor, State]:
+        """Return a_i(t) = [alpha_i, eta_i], which client i's agent chooses (algorithm 2).
+
+        Args:
+            client: The client, before training.
+            state: Its state, with its agent.
+            observation: s_i(t).
+
+        Returns:
+            The action as it is stored, one number for each of `client_actions`, and the state with
+            it.
+        """
+        action, state = self.client_policy.act(client, state, observation)
         action = self.stored_action(action, self.client_policy.is_random(state), client.task)
-        state = set_last_transition(state, "agent", last_action=action)
-        return self.to_hparams(action, client.hparams, client.task), state
+        return action, set_last_transition(state, "agent", last_action=action)
+
+    def client_reward(
+        self, client: Client, state: State, trained_loss: Tensor
+    ) -> tuple[Tensor, State]:
+        """Return r_i(t), what client i's agent is paid (definition 1).
+
+        It is u_i = 1 / f_i(w_i), or the improvement log f_i(W(t)) - log f_i(w_i); under an energy
+        budget less lambda_i b_i (appendix D).
+
+        Args:
+            client: The client, after training.
+            state: Its state, with the loss of W(t).
+            trained_loss: f_i(w_i), `[]`.
+
+        Returns:
+            The reward `[]`, and the state with the multiplier lambda_i of the next round.
+        """
+        reward = self.variant.reward(state["received_loss"], trained_loss)
+        if not self.energy_budget:
+            return reward, state
+        penalty, energy_state = energy.penalise(client, state["energy"], self.dual_lr)
+        return reward - penalty, {**state, "energy": energy_state}
 
     def stored_action(self, action: Tensor, is_random: Tensor, task: Task) -> Tensor:
         """Return a_i(t) as the replay buffer stores it.
@@ -700,11 +753,7 @@ class Page(ComposedMethod):
         return super().train(client)
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        """Step 4: upload w_i with its scores, and pay the client's agent.
-
-        The reward is u_i = 1 / f_i(w_i), or the improvement log f_i(W(t)) - log f_i(w_i); under an
-        energy budget less lambda_i b_i.
-        """
+        """Step 4: upload w_i with its scores, and pay the client's agent r_i(t)."""
         update, state = super().upload(client)
         accuracy, loss = _accuracy_and_loss(client, client.trained, self.split)  # of w_i
         metrics = {**update.metrics, "received_loss": state["received_loss"], "trained_loss": loss}
@@ -716,10 +765,7 @@ class Page(ComposedMethod):
         if self.variant.authors_code:
             state["trained_acc"] = accuracy
 
-        reward = self.variant.reward(state["received_loss"], loss)
-        if self.energy_budget:
-            penalty, state["energy"] = energy.penalise(client, state["energy"], self.dual_lr)
-            reward = reward - penalty
+        reward, state = self.client_reward(client, state, loss)
         state = set_last_transition(state, "agent", last_reward=reward)
         return replace(update, metrics=metrics), state
 
@@ -743,8 +789,8 @@ class Page(ComposedMethod):
     ) -> tuple[Tensor | Params, State]:
         """Step 5: observe s_CS(t) and choose a_CS(t) = p(t).
 
-        The server's agent also learns here, before it acts: p(t) depends on it (algorithm 1). It is
-        paid u_CS = 1 / sum_i p_i f_i(w_i) (definition 1), unless `aggregate` replaces the reward.
+        The server's agent also learns here, before it acts: p(t) depends on it (algorithm 1). Its
+        reward is that of the paper, unless `aggregate` replaces it.
         """
         updates = _clip_outlying_reports(updates)
         weights, state = super().aggregation_weights(server, ids, updates)
@@ -755,25 +801,42 @@ class Page(ComposedMethod):
         error = updates.metrics["error"] if self.uses_errors else None
         p = self.variant.weights(action, weights, error, self.log10_bias)
         server.logged["p"] = p
-        reward = 1 / (p @ updates.metrics["trained_loss"]).clamp(min=MIN_LOSS)
+        reward = self.server_reward(p, updates.metrics["trained_loss"])
         return p, set_last_transition(state, "server_agent", last_reward=reward)
+
+    def server_reward(self, p: Tensor, trained_loss: Tensor) -> Tensor:
+        """Return r_CS(t) = u_CS = 1 / F, F = sum_i p_i f_i(w_i) (definition 1, equation 1).
+
+        Args:
+            p: The aggregation weights p(t) `[K]`.
+            trained_loss: f_i(w_i) `[K]`.
+        """
+        return 1 / (p @ trained_loss).clamp(min=MIN_LOSS)
+
+    def server_reward_of_model(self, server: Server, params: Params) -> Tensor:
+        """Return r_CS(t) where F is the loss of the global model on the server's own data.
+
+        It is the improvement log F(W(t)) - log F(W(t+1)) on public data; in the authors' code
+        1 / F(W(t+1)) on test data.
+
+        Args:
+            server: The server before the aggregation, with W(t).
+            params: W(t+1).
+        """
+        models = [server.params, params] if self.variant.reward_is_improvement else [params]
+        stack = {name: torch.stack([model[name] for model in models]) for name in params}
+        losses = server.evaluate(stack, self.variant.server_split)["loss"].double()
+        return self.variant.reward(losses[0], losses[-1])
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        """Step 6: W(t+1) by equation (5), as the base does it.
-
-        Improvements are paid here, log F(W(t)) - log F(W(t+1)) on the server's public data. The
-        authors' code pays 1 / F(W(t+1)) on test data.
-        """
+        """Step 6: W(t+1) by equation (5), as the base does it."""
         params, state = super().aggregate(server, ids, updates, weights)
         pays_by_model = self.variant.reward_is_improvement or self.variant.authors_code
         if "server_agent" not in state or not pays_by_model:
             return params, state
-        models = [server.params, params] if self.variant.reward_is_improvement else [params]
-        stack = {name: torch.stack([model[name] for model in models]) for name in params}
-        losses = server.evaluate(stack, self.variant.server_split)["loss"].double()
-        reward = self.variant.reward(losses[0], losses[-1])
+        reward = self.server_reward_of_model(server, params)
         return params, set_last_transition(state, "server_agent", last_reward=reward)
 
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
