@@ -14,6 +14,7 @@ from benchmarks.studies.trees import FILES, SGD
 from equipoise.experiment.model_choice import CANDIDATES, with_model
 from equipoise.experiment.row_outputs import (
     PERSONAL,
+    Floats,
     RowOutputs,
     row_losses,
     simplest_within_error,
@@ -73,9 +74,16 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "taken": simplest_within_error(losses),
         "rows": len(losses[CANDIDATES[0]]),
         "losses": {family: round(float(own.mean()), 5) for family, own in losses.items()},
+        "errors": _errors(losses),
         "scores": scores,
         "seconds": seconds,
     }
+
+
+def _errors(losses: dict[str, Floats]) -> dict[str, float]:
+    """Return the standard error of the difference of each family to that of the lowest loss."""
+    best = min(losses.values(), key=lambda own: float(own.mean()))
+    return {f: round(float((own - best).std()) / len(own) ** 0.5, 5) for f, own in losses.items()}
 
 
 def choices(results: Results) -> list[str]:

@@ -40,6 +40,11 @@ MAX_OUTPUTS_AT_ONCE = 2**22
 CONFIDENCE_LEVEL = 0.95
 NUM_ERRORS = 1.0
 """Standard errors by which a simpler model may be behind the best one."""
+MAX_RELATIVE_LOSS = 0.01
+"""Share of the lowest loss by which a simpler model may be above it.
+
+Without it, few rows hide large differences: their standard error is a large part of the loss.
+"""
 Floats = NDArray[np.float64]
 
 
@@ -428,10 +433,16 @@ def simplest_within_error(losses: Mapping[str, Floats]) -> str:
 
     Returns:
         The first model whose mean loss is above the lowest one by at most one standard error of the
-        differences of single rows.
+        differences of single rows, and by at most :data:`MAX_RELATIVE_LOSS` of it.
     """
-    best = min(losses, key=lambda model: float(losses[model].mean()))
-    return next(model for model, own in losses.items() if not is_clearly_lower(losses[best], own))
+    means = {model: float(own.mean()) for model, own in losses.items()}
+    best = min(means, key=lambda model: means[model])
+    highest = means[best] * (1 + MAX_RELATIVE_LOSS)
+    return next(
+        model
+        for model, own in losses.items()
+        if means[model] <= highest and not is_clearly_lower(losses[best], own)
+    )
 
 
 def is_clearly_lower(losses: Floats, others: Floats) -> bool:
