@@ -50,7 +50,7 @@ def test_trees_stop_by_their_own_patience():
 
 def test_the_simplest_within_one_standard_error():
     """Differences 0.1 of two signs have the standard error 0.1 / sqrt(4) = 0.05."""
-    linear = np.full(4, 10.0)
+    linear = np.array([1.0, 1.0, 1.0, 1.0])
     noisy = linear - np.array([0.1, -0.1, 0.1, -0.1])
     assert simplest_within_error({"linear": linear, "mlp": noisy - 0.0499}) == "linear"
     assert simplest_within_error({"linear": linear, "mlp": noisy - 0.0501}) == "mlp"
@@ -58,17 +58,6 @@ def test_the_simplest_within_one_standard_error():
     assert simplest_within_error({"linear": linear, "mlp": linear - 1e-6}) == "mlp"
     three = {"linear": linear, "mlp": noisy - 0.2, "trees": linear - 0.21}
     assert simplest_within_error(three) == "mlp"  # clearly better than linear, level with trees
-
-
-def test_the_simplest_within_one_percent_of_the_loss():
-    """The standard error is 10 / sqrt(4) = 5, so that only the share of the loss decides."""
-    noise = np.array([10.0, -10.0, 10.0, -10.0])
-    best = np.full(4, 100.0)
-    assert simplest_within_error({"linear": best + noise + 0.99, "trees": best}) == "linear"
-    assert simplest_within_error({"linear": best + noise + 1.01, "trees": best}) == "trees"
-    three = {"linear": best + noise + 3, "mlp": best + noise + 0.5, "trees": best}
-    assert simplest_within_error(three) == "mlp"
-    assert simplest_within_error({"linear": np.zeros(4), "trees": np.zeros(4)}) == "linear"
 
 
 def test_the_choice_is_told():

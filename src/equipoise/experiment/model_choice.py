@@ -1,8 +1,8 @@
 """Choose the model of tables by validation: linear, a perceptron or trees.
 
 Each candidate runs to its end in a temporary folder. What counts is the loss of each validation row
-under the model that its client uses. The simplest candidate that is near the best one is the model
-of the run, see `row_outputs.simplest_within_error`. Test rows are not used.
+under the model that its client uses. The simplest candidate within one standard error of the best
+one is the model of the run, see `row_outputs.simplest_within_error`. Test rows are not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.experiment.row_outputs import (
-    MAX_RELATIVE_LOSS,
     PERSONAL,
     Floats,
     RowOutputs,
@@ -100,9 +99,8 @@ def choose_model(
         shown = ", ".join(f"{model} {float(own.mean()):.4g}" for model, own in losses.items())
         on_message(
             f"model auto: {chosen} by {candidates[chosen].method.name} is chosen, the simplest "
-            f"within one standard error and {100 * MAX_RELATIVE_LOSS:g} % of the lowest loss on "
-            f"{len(losses[chosen])} validation rows ({shown}); "
-            f"{time.perf_counter() - started:.0f} s for all candidates"
+            f"within one standard error of the lowest loss on {len(losses[chosen])} validation "
+            f"rows ({shown}); {time.perf_counter() - started:.0f} s for all candidates"
         )
     return candidates[chosen]
 

@@ -40,11 +40,6 @@ MAX_OUTPUTS_AT_ONCE = 2**22
 CONFIDENCE_LEVEL = 0.95
 NUM_ERRORS = 1.0
 """Standard errors by which a simpler model may be behind the best one."""
-MAX_RELATIVE_LOSS = 0.01
-"""Share of the lowest loss by which a simpler model may be above it.
-
-Without it, few rows hide large differences: their standard error is a large part of the loss.
-"""
 Floats = NDArray[np.float64]
 
 
@@ -433,16 +428,10 @@ def simplest_within_error(losses: Mapping[str, Floats]) -> str:
 
     Returns:
         The first model whose mean loss is above the lowest one by at most one standard error of the
-        differences of single rows, and by at most :data:`MAX_RELATIVE_LOSS` of it.
+        differences of single rows.
     """
-    means = {model: float(own.mean()) for model, own in losses.items()}
-    best = min(means, key=lambda model: means[model])
-    highest = means[best] * (1 + MAX_RELATIVE_LOSS)
-    return next(
-        model
-        for model, own in losses.items()
-        if means[model] <= highest and not is_clearly_lower(losses[best], own)
-    )
+    best = min(losses, key=lambda model: float(losses[model].mean()))
+    return next(model for model, own in losses.items() if not is_clearly_lower(losses[best], own))
 
 
 def is_clearly_lower(losses: Floats, others: Floats) -> bool:
@@ -451,8 +440,17 @@ def is_clearly_lower(losses: Floats, others: Floats) -> bool:
     The standard error is that of the mean difference of single rows.
     """
     differences = others - losses
-    error = float(differences.std()) / math.sqrt(len(differences))
-    return float(differences.mean()) > NUM_ERRORS * error
+    return is_clear(float(differences.mean()), standard_error(differences))
+
+
+def is_clear(difference: float, error: float) -> bool:
+    """Tell whether a difference is more than :data:`NUM_ERRORS` standard errors above 0."""
+    return difference > NUM_ERRORS * error
+
+
+def standard_error(values: Floats) -> float:
+    """Return the standard error of the mean of values of single rows."""
+    return float(values.std()) / math.sqrt(len(values))
 
 
 def row_losses(rows: RowOutputs, objective: Objective, model: str) -> Floats:
