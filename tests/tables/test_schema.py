@@ -344,3 +344,13 @@ def test_whole_numbers_with_the_name_of_a_code_are_noted(name: str, is_noted: bo
     assert not [note for note in noted({name: cells}, numbers=name) if note.column == name]
     halves: list[object] = [17 * (row % 30) + 0.5 for row in range(N)]
     assert not [note for note in noted({name: halves}) if note.column == name]
+
+
+@pytest.mark.parametrize("name", ["pupilNR", "pupilNr", "caseNO"])
+def test_unique_numbers_with_the_name_of_an_identifier_are_dropped(name: str) -> None:
+    """Sparse numbers could be measurements: 120 rows in a range of 2,000,000."""
+    cells: list[object] = [int(v) for v in np.random.default_rng(3).permutation(2_000_000)[:N]]
+    found = column(cells)
+    assert isinstance(found, Number)
+    made = prepared({name: cells})
+    assert name in [dropped.name for dropped in made.dropped]

@@ -33,7 +33,7 @@ IDENTIFIER_NAME = re.compile(
     r"|^unnamed|^\(column",
     re.IGNORECASE,
 )
-CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|No|Num)$")
+CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|NR|No|NO|Num)$")
 CODE_NAME = re.compile(
     r"(^|[_\s.-])(id|ids|pid|code|zip|zipcode|postcode|plz|person|patient|subject|school|student"
     r"|pupil|teacher|lecturer|doctor|household|family|mother|mom|father|village|commune)$|[a-z](Id|ID|Code)$",
@@ -41,8 +41,9 @@ CODE_NAME = re.compile(
 )
 """Names of columns whose numbers stand for schools or people, and which may repeat."""
 CODE_NOTE_NAME = re.compile(
-    r"(^|[_\s.-])(?i:nr|no|ward|centre|center|clinic|hospital|site|department|dept|district|county"
-    r"|classroom|branch|store|account|customer|user|device|machine|sensor)$|[a-z](NR|NO)$"
+    r"(^|[_\s.-])(nr|no|ward|centre|center|clinic|hospital|site|department|dept|district|county"
+    r"|classroom|branch|store|account|customer|user|device|machine|sensor)$",
+    re.IGNORECASE,
 )
 """Further names of codes, of which measurements may have some too: they are named in a note."""
 PERSON_NAME = re.compile(
