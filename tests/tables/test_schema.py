@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from equipoise.data.tabular.config import ColumnConfig, TableConfig
-from equipoise.data.tabular.exchange import compute_statistics, fit_columns
+from equipoise.data.tabular.diagnostics import Diagnostic
+from equipoise.data.tabular.exchange import FittedColumns, compute_statistics, fit_columns
 from equipoise.data.tabular.io import table_from_values
 from equipoise.data.tabular.preprocessing import (
     Category,
@@ -22,7 +23,7 @@ from equipoise.utils.errors import UsageError
 N = 120
 
 
-def prepared(values: dict[str, list[object]], **choices: str) -> Preprocessor:
+def fitted_columns(values: dict[str, list[object]], **choices: str) -> FittedColumns:
     """Two clients with these columns; the first half of the rows is the first one's."""
     table = table_from_values(
         {**values, "ill": ["a", "b"] * (N // 2), "more": np.linspace(0, 1, N) ** 2}
@@ -33,10 +34,18 @@ def prepared(values: dict[str, list[object]], **choices: str) -> Preprocessor:
     messages = [
         compute_statistics(name, half, spec, made) for name, half in zip("xy", halves, strict=True)
     ]
-    fitted = fit_columns(messages, spec, made)
+    return fit_columns(messages, spec, made)
+
+
+def prepared(values: dict[str, list[object]], **choices: str) -> Preprocessor:
+    fitted = fitted_columns(values, **choices)
     if fitted.preprocessor is None:
         raise UsageError("; ".join(str(found) for found in fitted.diagnostics if found.is_problem))
     return fitted.preprocessor
+
+
+def noted(values: dict[str, list[object]], **choices: str) -> list[Diagnostic]:
+    return [found for found in fitted_columns(values, **choices).diagnostics if found.column]
 
 
 def column(values: list[object], **choices: str) -> Encoder | DroppedColumn:
@@ -309,3 +318,39 @@ def test_unique_numbers_of_a_wide_range_are_known_by_their_name(name: str) -> No
     found = {one.name: one for one in prepared({name: unique, "weight": unique}).dropped}
     assert "it numbers rows or people" in found[name].reason
     assert "weight" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "is_noted"),
+    [
+        ("schoolNR", True),
+        ("school_nr", True),
+        ("Ward", True),
+        ("teacherId", True),
+        ("school", True),
+        ("piano", False),
+        ("reward", False),
+        ("visits", False),
+    ],
+)
+def test_whole_numbers_with_the_name_of_a_code_are_noted(name: str, is_noted: bool) -> None:
+    """Thirty values that repeat stay an input: the user hears of it, and says what they are."""
+    cells: list[object] = [17 * (row % 30) for row in range(N)]
+    notes = [str(note) for note in noted({name: cells}) if note.column == name]
+    assert len(notes) == is_noted
+    if is_noted:
+        assert f"--ignore-columns {name}" in notes[0]
+        assert f"--categories {name}" in notes[0]
+    assert not [note for note in noted({name: cells}, numbers=name) if note.column == name]
+    halves: list[object] = [17 * (row % 30) + 0.5 for row in range(N)]
+    assert not [note for note in noted({name: halves}) if note.column == name]
+
+
+@pytest.mark.parametrize("name", ["pupilNR", "pupilNr", "caseNO"])
+def test_unique_numbers_with_the_name_of_an_identifier_are_dropped(name: str) -> None:
+    """Sparse numbers could be measurements: 120 rows in a range of 2,000,000."""
+    cells: list[object] = [int(v) for v in np.random.default_rng(3).permutation(2_000_000)[:N]]
+    found = column(cells)
+    assert isinstance(found, Number)
+    made = prepared({name: cells})
+    assert name in [dropped.name for dropped in made.dropped]

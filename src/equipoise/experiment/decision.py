@@ -22,12 +22,12 @@ from equipoise.experiment.row_outputs import (
     GLOBAL,
     LOCAL,
     MODELS,
-    NUM_ERRORS,
     PERSONAL,
     USED,
     ResampledScores,
     RowOutputs,
     concatenate,
+    is_clear,
     is_clearly_lower,
     mean_losses,
     only_class,
@@ -440,7 +440,7 @@ def _is_clearly_ahead(scores: ResampledScores, model: str, other: str, sign: int
     if not sites.any():
         return True
     lead = sign * scores.difference(model, other, sites, weighted=True).value
-    return lead > NUM_ERRORS * scores.standard_error(model, other, sites)
+    return is_clear(lead, scores.standard_error(model, other, sites))
 
 
 def in_order_of_preference(entries: Sequence[Entry]) -> list[Entry]:

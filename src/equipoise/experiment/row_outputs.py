@@ -440,8 +440,17 @@ def is_clearly_lower(losses: Floats, others: Floats) -> bool:
     The standard error is that of the mean difference of single rows.
     """
     differences = others - losses
-    error = float(differences.std()) / math.sqrt(len(differences))
-    return float(differences.mean()) > NUM_ERRORS * error
+    return is_clear(float(differences.mean()), standard_error(differences))
+
+
+def is_clear(difference: float, error: float) -> bool:
+    """Tell whether a difference is more than :data:`NUM_ERRORS` standard errors above 0."""
+    return difference > NUM_ERRORS * error
+
+
+def standard_error(values: Floats) -> float:
+    """Return the standard error of the mean of values of single rows."""
+    return float(values.std()) / math.sqrt(len(values))
 
 
 def row_losses(rows: RowOutputs, objective: Objective, model: str) -> Floats:

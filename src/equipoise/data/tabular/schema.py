@@ -33,13 +33,19 @@ IDENTIFIER_NAME = re.compile(
     r"|^unnamed|^\(column",
     re.IGNORECASE,
 )
-CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|No|Num)$")
+CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|NR|No|NO|Num)$")
 CODE_NAME = re.compile(
     r"(^|[_\s.-])(id|ids|pid|code|zip|zipcode|postcode|plz|person|patient|subject|school|student"
     r"|pupil|teacher|lecturer|doctor|household|family|mother|mom|father|village|commune)$|[a-z](Id|ID|Code)$",
     re.IGNORECASE,
 )
 """Names of columns whose numbers stand for schools or people, and which may repeat."""
+CODE_NOTE_NAME = re.compile(
+    r"(^|[_\s.-])(nr|no|ward|centre|center|clinic|hospital|site|department|dept|district|county"
+    r"|classroom|branch|store|account|customer|user|device|machine|sensor)$",
+    re.IGNORECASE,
+)
+"""Further names of codes, of which measurements may have some too: they are named in a note."""
 PERSON_NAME = re.compile(
     r"(first|last|given|middle|full|maiden|patient|person|family)[_\s.-]?name|^name$"
     r"|surname|forename|vorname|nachname|pr[eé]nom|apellido|cognome",
@@ -107,7 +113,11 @@ def infer_column(
     num_invalid = _num_invalid(column)
     is_numeric = column.numbers.count >= MIN_TYPE_SHARE * (column.numbers.count + num_invalid)
     if is_numeric or column.name in parse_names(config.numbers):
-        return _encode_number(column, num_invalid, config), _report_invalid_numbers(messages, index)
+        encoder = _encode_number(column, num_invalid, config)
+        notes = _report_invalid_numbers(messages, index)
+        if isinstance(encoder, Number) and column.name not in parse_names(config.numbers):
+            notes += _note_code(column)
+        return encoder, notes
     date, diagnostics = _date(column)
     if date or diagnostics:
         return date or DroppedColumn(column.name, "its dates are ambiguous"), diagnostics
@@ -188,6 +198,19 @@ def _is_numbered_by_site(column: ColumnStatistics) -> bool:
 def _is_code(column: ColumnStatistics, num_values: int) -> bool:
     """Whether values look like numbers of schools or people, which repeat."""
     return num_values > MAX_CATEGORIES and CODE_NAME.search(column.name) is not None
+
+
+def _note_code(column: ColumnStatistics) -> list[Diagnostic]:
+    """Report whole numbers that are an input, though their name is that of a code."""
+    names = (CAMEL_IDENTIFIER_NAME, CODE_NAME, CODE_NOTE_NAME)
+    if not column.all_integers or not any(name.search(column.name) for name in names):
+        return []
+    message = (
+        "its whole numbers are an input with an order, but its name is that of a code: "
+        f"--ignore-columns {column.name} leaves it out, --categories {column.name} makes "
+        f"categories, --numbers {column.name} confirms it"
+    )
+    return [Diagnostic(message, column=column.name)]
 
 
 def _category(column: ColumnStatistics) -> Encoder | DroppedColumn:
