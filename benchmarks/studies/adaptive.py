@@ -13,7 +13,17 @@ from benchmarks.lab.tables import mean, spread, table
 SEEDS = (1, 2, 3)
 SHARES = (0.01, 0.1, 0.3)
 ABSENT = "broken"  # sends nothing that can be used: what it costs to do without these clients
-ATTACKS = (ABSENT, "under", "cap", "size-lie", "measurements", "rate-lie", "sleeper", "backdoor")
+ATTACKS = (
+    ABSENT,
+    "under",
+    "cap",
+    "steady",
+    "size-lie",
+    "measurements",
+    "rate-lie",
+    "sleeper",
+    "backdoor",
+)
 COLUMNS = ("absent", *ATTACKS[1:])
 METHODS = ("fedavg", "scaffold", "fedpolicy", "autopilot", "page")
 NO_MEASUREMENTS = ("fedavg", "scaffold")  # their servers read nothing but the models

@@ -315,7 +315,7 @@ def accuracy(records):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "autopilot", "page", "scaffold"])
-@pytest.mark.parametrize("attack", ["under", "cap", "rate-lie", "size-lie", "sleeper"])
+@pytest.mark.parametrize("attack", ["under", "cap", "steady", "rate-lie", "size-lie", "sleeper"])
 def test_one_hostile_client_does_not_take_the_model(name, attack):
     """Each of these took the model to chance before, or to a fraction."""
     _, honest = attacked(name, "")

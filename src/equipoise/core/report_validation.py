@@ -369,6 +369,9 @@ angle to it point against it by more than `MAX_OPPOSITION`. On Synthetic with 10
 ones did at 0.12 (one epoch a round, round 60).
 """
 
+MAX_MEMORY_RATIO = 2.0
+"""How far a client may have moved a memory of the server, in trimmed maxima of the cohort."""
+
 
 def reference_weights(weights: Tensor, norms: Tensor) -> Tensor:
     """Return the weights with which changes enter the mean that others are compared with.
@@ -435,31 +438,33 @@ def opposition_factors(weights: Tensor, norms: Tensor, dots: Tensor, mean_norm: 
     return torch.from_numpy(_factors_to(bounds, opposing))
 
 
-def memory_factors(moved: Tensor, moves: Tensor, length: float) -> Tensor:
-    """Return the factors that bound how far each client moves a memory of the server back.
+def memory_factors(moved: Tensor, moves: Tensor) -> Tensor:
+    """Return the factors that bound how far each client moves a memory of the server.
 
     A memory that adds up changes (SCAFFOLD's c) keeps a lie of every round. Honest changes of a
-    client cancel in time: what it has moved stays near the length of the memory. So nobody may have
-    moved it against its direction by more than `MAX_OPPOSITION` times that length, or times what
-    the others have moved it to either side, which is more near convergence.
+    client cancel in time. So nobody may have moved it, along its direction or against it, by more
+    than `MAX_MEMORY_RATIO` times the trimmed maximum of the cohort. Where honest clients differ
+    much, by their sizes say, that is more, see `largest_plausible`. A move back is never limited.
 
     Args:
         moved: How far `[K]` each client has moved the memory along its direction so far.
         moves: How far `[K]` each would move it in this round.
-        length: The norm of the memory.
 
     Returns:
         Factors `[K]` in [0, 1], exactly 1 within the bound and for all in cohorts that are too
         small.
     """
-    if len(moves) < MIN_COHORT:
-        return torch.ones_like(moves)
     before = moved.numpy()
     steps = moves.numpy()
     after = before + steps
-    limit = MAX_OPPOSITION * max(length, trimmed_max(np.abs(after)))
+    sizes = np.abs(after)
+    positive = sizes[sizes > 0]
+    if len(positive) < MIN_COHORT:
+        return torch.ones_like(moves)
+    limit = max(MAX_MEMORY_RATIO * trimmed_max(positive), largest_plausible(positive))
+    room = np.where(steps > 0, limit - before, limit + before)
     factors = np.ones_like(steps)
-    np.divide(before + limit, -steps, out=factors, where=(after < -limit) & (steps < 0))
+    np.divide(room, np.abs(steps), out=factors, where=(sizes > limit) & (steps * after > 0))
     return torch.from_numpy(factors.clip(0.0, 1.0))
 
 

@@ -157,14 +157,13 @@ class Scaffold(Method):
         return equal_weights(ids), {**server.state, "counted": counted}
 
     def memory_limits(self, server: Server, ids: Tensor, moves: Tensor) -> tuple[Tensor, State]:
-        """Bound how far a client has moved c against itself over all rounds.
+        """Bound how far a client has moved c along its direction over all rounds.
 
         A client that lies about its model and about c_i in agreement with it moves c a little in
         each round, and nothing takes that back.
         """
         moved = server.state["moved"]
-        length = torch.stack([value.double().norm() for value in server.state["c"].values()]).norm()
-        factors = memory_factors(moved[ids], moves, float(length))
+        factors = memory_factors(moved[ids], moves)
         moved = moved.index_add(0, ids, factors * moves)
         return factors, {**server.state, "moved": moved}
 

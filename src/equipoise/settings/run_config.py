@@ -62,7 +62,7 @@ class RunConfig(Options):
     attack: str = option(
         "",
         "simulated hostile clients, as name:share: flip, scaled, noise, constant, huge, broken, "
-        "metrics, little, under, cap, rate-lie, size-lie, sleeper, measurements, labels "
+        "metrics, little, under, cap, steady, rate-lie, size-lie, sleeper, measurements, labels "
         "or backdoor",
     )
     holdout_clients: float = option(

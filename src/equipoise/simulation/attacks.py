@@ -15,6 +15,8 @@ Attacks that adapt: hostile clients see all honest uploads, know the guards and 
 - `under` points against the honest mean, just under the norm at which an update is left out;
 - `cap` stays just under every bound at which an update counts less: against the honest mean by
   what is allowed, and for the rest of the norm across it, along the standard deviations;
+- `steady` points to the same random side in every round, as long as `under`: lies add up in what
+  a server remembers;
 - `rate-lie` is `under`, ten times as long, with a false learning rate in its reply;
 - `size-lie` is `under`, and claims ten times its number of examples before round 1;
 - `sleeper` is honest until the last round, and then `under`;
@@ -76,7 +78,8 @@ class Cohort(NamedTuple):
         changes: All updates less the model that was sent, `[K, ...]`.
         lying: Mask `[K]` of the hostile clients.
         norms: Norms `[K]` of the updates.
-        seed: Seed of random lies.
+        seed: Seed of random lies in this round.
+        run_seed: Seed of random lies that are the same in every round.
         is_last: Whether this is the last round.
     """
 
@@ -84,6 +87,7 @@ class Cohort(NamedTuple):
     lying: Tensor
     norms: Tensor
     seed: int
+    run_seed: int
     is_last: bool
 
     def honest(self, name: str) -> Tensor:
@@ -231,6 +235,7 @@ class AttackedExecutor(Executor):
             lying,
             update_norms(sent, updates.params, len(lying)),
             self.seed * 1_000_003 + round * 1009,
+            self.seed,
             round == self.rounds,
         )
         sums = updates.extra.get("sums")
@@ -332,9 +337,25 @@ def _against_the_mean(cohort: Cohort, norm: float) -> Params:
     return {name: mean * (-norm / max(length, 1e-30)) for name, mean in means.items()}
 
 
+def _norm_under_the_bound(cohort: Cohort) -> float:
+    """Return the norm just under that at which an update is left out."""
+    return MARGIN * COMMON_START_BOUNDS.norm_ratio * cohort.usual_norm()
+
+
 def _under(cohort: Cohort) -> Params:
     """Stay just under the norm at which an update is left out."""
-    return _against_the_mean(cohort, MARGIN * COMMON_START_BOUNDS.norm_ratio * cohort.usual_norm())
+    return _against_the_mean(cohort, _norm_under_the_bound(cohort))
+
+
+def _steady(cohort: Cohort) -> Params:
+    """Send the same random direction in every round, as long as `under`."""
+    draw = torch.Generator().manual_seed(cohort.run_seed)
+    side = {
+        name: torch.randn(change.shape[1:], generator=draw, dtype=change.dtype)
+        for name, change in cohort.changes.items()
+    }
+    factor = _norm_under_the_bound(cohort) / max(math.sqrt(_dot(side, side)), 1e-30)
+    return {name: factor * value for name, value in side.items()}
 
 
 def _cap(cohort: Cohort) -> Params:
@@ -384,6 +405,7 @@ MODEL_ATTACKS: dict[str, ModelAttack] = {
     "little": _little,
     "under": _under,
     "cap": _cap,
+    "steady": _steady,
     "rate-lie": _long,
     "size-lie": _under,
     "sleeper": _sleeper,
