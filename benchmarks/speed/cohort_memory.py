@@ -1,4 +1,4 @@
-"""The memory of a round beside cohort times model: from 20 replies on all are kept until the end.
+"""The memory of a round beside cohort times model: the replies are kept until its end.
 
 Each cohort has a process of its own. All clients of a federation of that size reply; the model is
 the same.
