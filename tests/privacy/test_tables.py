@@ -48,3 +48,22 @@ def test_counts_of_classes_are_not_told_either(tmp_path: Path) -> None:
     folder = sites(tmp_path, "a", "b", "server")
     with pytest.raises(UsageError, match="class_weights counts every client's classes"):
         task_of(folder, dp_noise=1.0, class_weights="balanced")
+
+
+def test_what_the_server_s_rows_lack_is_refused_as_a_class_and_rare_as_a_category(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path
+    header = "age,ill,town"
+    towns = {"a": ("Rome", "Bern"), "b": ("Bern", "Ulm"), "server": ("Bern", "Ulm")}
+    for name, pair in towns.items():
+        rows = [f"{20 + row},{'yes' if row % 3 else 'no'},{pair[row % 2]}" for row in range(40)]
+        (folder / f"{name}.csv").write_text("\n".join([header, *rows]))
+    given = {"dp_noise": 1.0, "categories": "town"}
+    private = task_of(folder, **given).preparation.preprocessor
+    assert "Rome" not in str(private)  # only client a has it: nothing tells that
+    assert "Bern" in str(private)
+    assert "Ulm" in str(private)
+    (folder / "a.csv").write_text("\n".join([header, "30,yes,Rome", *["40,perhaps,Rome"] * 39]))
+    with pytest.raises(UsageError, match="client 'a' has a class that the server's rows lack"):
+        task_of(folder, **given)

@@ -35,7 +35,7 @@ from equipoise.simulation.aggregation_guard import (
     Aggregation,
     mean_change,
 )
-from equipoise.simulation.attacks import hostile_clients, with_attack
+from equipoise.simulation.attacks import MODEL_ATTACKS, hostile_clients, with_attack
 from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.wrappers.robust_aggregation import with_robust_aggregation
@@ -446,6 +446,25 @@ def test_an_attacker_that_knows_all_bounds_is_not_limited():
     _, records = attacked("fedavg", "cap:0.04", rounds=2)
     liar = int(hostile_clients(0, 24, 0.04)[0])
     assert all(liar not in record.shrunk for record in records)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_steady_liar_sends_one_direction_in_every_round_just_under_the_norm(name):
+    """Five times the trimmed maximum of the honest norms, less the margin."""
+    lies = []
+    attack = MODEL_ATTACKS["steady"]
+
+    def watched(cohort):
+        lies.append((attack(cohort), cohort.usual_norm()))
+        return lies[-1][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODEL_ATTACKS, "steady", watched)
+        attacked(name, "steady:0.04", rounds=3)
+    flat = [torch.cat([value.flatten() for value in lie.values()]).double() for lie, _ in lies]
+    for change, (_, usual) in zip(flat, lies, strict=True):
+        assert float(change.norm()) == pytest.approx(0.97 * 5 * usual)
+        assert float(change @ flat[0] / change.norm() / flat[0].norm()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("clients", [10, 19])
