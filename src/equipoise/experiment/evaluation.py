@@ -27,6 +27,7 @@ from equipoise.core import (
     SupervisedTask,
     Task,
     TrainingConfig,
+    option,
 )
 from equipoise.environments.deep_task import DeepRLTask
 from equipoise.environments.heldout import heldout_returns
@@ -60,6 +61,8 @@ from equipoise.utils.pytree import Ints
 
 CLIENTS_PER_BATCH = 250  # bounds the memory of scoring: rows and outputs of 250 clients
 ADAPTATION_EPOCHS = (0, 1, 5)  # local training of held-out clients before they are scored
+LOWER_RATES = (0.25, 0.0625, 0.015625)
+"""Multiples of the rate at which a client whose own training diverged is trained again."""
 MIN_GAIN_ERRORS = 2.0  # standard errors by which fine-tuning must pay on validation rows
 ModelBatches = Iterable[tuple[Ints, Params]]
 """Batches of clients: ids ``[K]`` and the stack of their models ``[K, ...]``."""
@@ -518,14 +521,63 @@ def _columns_of(
     return {name: [numbers.get(client, {}).get(name, np.nan) for client in ids] for name in names}
 
 
+@dataclass(frozen=True)
+class SlowLocal(Local):
+    """Local training at a multiple of the configured rate."""
+
+    name: ClassVar[str] = "local training at a lower rate"
+    rate_factor: float = option(1.0, "multiple of the configured rate", above=0)
+
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        """Lower the rate."""
+        hparams = client.hparams
+        return LocalHParams(hparams.epochs, self.rate_factor * hparams.lr), client.state
+
+
 def _train_alone(simulation: FederatedSimulation, make: MakeExecutor) -> Params:
-    """Train every client alone for as many rounds; return the models ``[K, ...]``."""
+    """Train every client alone for as many rounds; return the models ``[K, ...]``.
+
+    A client whose loss on its own training rows has risen by that is trained again at lower rates:
+    inputs that are far from 0 at one site diverge at a rate that suits all others.
+    """
+    task = simulation.task
+    ids = simulation.store.ids
+    models = _rounds_alone(simulation, make, 1.0)
+    if task.info.learner_kind != Local.capabilities.learner_kind:
+        return models
+    first = task.init_params(simulation.schedule.seed)
+    start = {name: value.expand(len(ids), *value.shape) for name, value in first.items()}
+    first_losses = _train_losses(task, ids, start)
+    for factor in LOWER_RATES:
+        has_diverged = ~(_train_losses(task, ids, models) <= first_losses)
+        if not bool(has_diverged.any()):
+            break
+        slower = _rounds_alone(simulation, make, factor)
+        rows = has_diverged.nonzero()[:, 0]
+        models = {
+            name: value.index_copy(0, rows, slower[name][rows]) for name, value in models.items()
+        }
+    return models
+
+
+def _rounds_alone(simulation: FederatedSimulation, make: MakeExecutor, factor: float) -> Params:
+    """Train every client alone at a multiple of the rate; return the models ``[K, ...]``."""
     num_rounds = simulation.schedule.num_rounds
     schedule = replace(simulation.schedule, eval_every=num_rounds, keep_models=True)
-    alone = FederatedSimulation(Local(), simulation.task, simulation.training, schedule, make)
+    method = Local() if factor == 1 else SlowLocal(factor)
+    alone = FederatedSimulation(method, simulation.task, simulation.training, schedule, make)
     for _ in range(simulation.rounds_done):
         alone.run_round()
     return alone.store.client_state(simulation.store.ids).local_params
+
+
+def _train_losses(task: Task, ids: Ints, stack: Params) -> Tensor:
+    """Return the loss of each client's model on its training rows ``[K]``."""
+    scores = [
+        task.evaluate_stack(torch.from_numpy(batch), models, "train")["loss"]
+        for batch, models in _batches_of(ids, stack)
+    ]
+    return torch.cat(scores).cpu()
 
 
 def _batches_of(ids: Ints, stack: Params) -> ModelBatches:
