@@ -578,7 +578,8 @@ def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
 def _cached_parts(stack: Tensor) -> tuple[Tensor, ...]:
     """Split one parameter `[K, ...]` into as many clients at once as the cache holds."""
     numbers = math.prod(stack.shape[1:])
-    return stack.split(max(1, CACHED_NUMBERS // max(1, numbers)))
+    parts: tuple[Tensor, ...] = stack.split(max(1, CACHED_NUMBERS // max(1, numbers)))
+    return parts
 
 
 def norm_outliers(
