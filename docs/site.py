@@ -31,6 +31,7 @@ API = (
     "equipoise.config.schema",
     "equipoise.settings.experiment_config",
     "equipoise.settings.option_registry",
+    "equipoise.experiment.build",
     "equipoise.experiment.runner",
     "equipoise.experiment.compare",
     "equipoise.experiment.tune",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.lab.provenance import measured
-from equipoise.experiment.runner import build_task
+from equipoise.experiment.build import build_task
 from equipoise.settings.experiment_config import ExperimentConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.pytree import tree_bytes

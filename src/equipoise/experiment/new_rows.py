@@ -444,10 +444,7 @@ def predict_file(
     if id_column:
         head[id_column] = column_texts(read_rows(rows, id_column), id_column)
     head["row"] = table.row_numbers
-    if site_column := predictions.rows.client_column:
-        names = predictions.rows.site_names
-        head[site_column] = [names[number] for number in predictions.rows.site_numbers()]
-    _write_csv(out, {**head, **predictions.columns})
+    _write_csv(out, {**head, **predictions.rows.site_cells(), **predictions.columns})
     lines = [f"{out}: {len(table)} predictions, {_used_models(models, predictions)}"]
     return lines + _score_predictions(models, table, predictions)
 

@@ -234,6 +234,13 @@ class SiteTable:
             numbers[site.rows] = number
         return numbers
 
+    def site_cells(self) -> dict[str, list[str]]:
+        """Return the column of sites, with the name of each row's; empty without one."""
+        if not self.client_column:
+            return {}
+        names = self.site_names
+        return {self.client_column: [names[number] for number in self.site_numbers()]}
+
     def inputs(self) -> Table:
         """Return all rows with the columns of the models."""
         return feature_columns(self.models, self.table, *self.dropped)

@@ -126,15 +126,33 @@ def split_level(
                 children[own, :, 2],
             )
             taken.append((parents, smaller))
+    asked, kept = _next_level(taken, sums, parent_sums)
+    shape = (models, margins, asked.shape[1])
+    return Growth(asked.reshape(shape), kept.reshape(*shape, *sums.shape[2:]), new_gain)
+
+
+def _next_level(
+    taken: list[tuple[Ints, Ints]], sums: Floats, parent_sums: Floats
+) -> tuple[Ints, Floats]:
+    """Return which nodes are asked for next, and the sums of their parents.
+
+    Args:
+        taken: For each tree the open nodes that were split, and the smaller child of each.
+        sums: Sums of open nodes `[trees, P, cells, 3]`.
+        parent_sums: Sums of their parents, of the same shape; empty at the root.
+
+    Returns:
+        The smaller children `[trees, most]`, -1 where a tree has fewer, and the sums of the nodes
+        that were split `[trees, most, cells, 3]`.
+    """
     most = max(len(parents) for parents, _ in taken)
-    asked = np.full((models * margins, most), -1, np.int64)
-    kept = np.zeros((models * margins, most, *sums.shape[2:]))
+    asked = np.full((len(taken), most), -1, np.int64)
+    kept = np.zeros((len(taken), most, *sums.shape[2:]))
     for tree, (parents, smaller) in enumerate(taken):
         asked[tree, : len(smaller)] = smaller
         for place, parent in enumerate(parents.tolist()):
             copy_node_sums(sums, parent_sums, tree, parent, kept[tree, place])
-    shape = (models, margins, most)
-    return Growth(asked.reshape(shape), kept.reshape(*shape, *sums.shape[2:]), new_gain)
+    return asked, kept
 
 
 def _leaf_values(sums: Floats, options: TreeOptions) -> Floats:
