@@ -74,11 +74,11 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "random": {"method": "fedpolicy", "policy": "random"},
     "gate-plain-averages": {"method": "fedpolicy", "policy": "gate", "block_weights": "off"},
     "gate-over-fedavg": {"method": "fedpolicy", "policy": "gate", "base": "fedavg"},
-    "gate-momentum-0.8": {
+    "gate-momentum-0.5": {
         "method": "fedpolicy",
         "policy": "gate",
         "base": "fedavgm",
-        "base_options": "server_momentum=0.8",
+        "base_options": "server_momentum=0.5",
     },
 }
 JOINT: dict[str, dict[str, Any]] = {

@@ -51,7 +51,7 @@ from equipoise.methods.fedpolicy import policies, state
 from equipoise.methods.fedpolicy.gate import GatePolicy
 from equipoise.methods.fedpolicy.learned import OnlineDqn, TrainedPolicy
 from equipoise.methods.fedpolicy.policies import PolicyConfig
-from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
+from equipoise.methods.fedpolicy.state import BASE_MOMENTUM, PAPER_PARTS, BlockSets
 from equipoise.rl.nn import DTYPE
 from equipoise.utils.errors import UsageError, did_you_mean
 
@@ -61,9 +61,6 @@ POLICIES: dict[str, type[policies.Policy]] = {
     "dqn": OnlineDqn,
     "random": policies.RandomPart,
 }
-
-
-MODERATE_MOMENTUM = "server_momentum=0.5"
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,8 @@ class FedPolicy(ComposedMethod):
     )
     base_options: str = option(
         "",
-        "options of that method, as 'name=value name=value'; empty: server_momentum=0.5 for "
-        "fedavgm, the defaults for others",
+        "options of that method, as 'name=value name=value'; empty: "
+        f"server_momentum={BASE_MOMENTUM} for fedavgm, the defaults for others",
     )
     policy: str = option(
         "gate",
@@ -129,7 +126,7 @@ class FedPolicy(ComposedMethod):
     def given_base_options(self) -> str:
         """Options with which the base is built; see `base_options`."""
         if self.given_base == "fedavgm" and not self.base_options:
-            return MODERATE_MOMENTUM
+            return f"server_momentum={BASE_MOMENTUM}"
         return self.base_options
 
     @property

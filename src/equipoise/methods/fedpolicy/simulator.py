@@ -31,7 +31,7 @@ from equipoise.methods.fedpolicy.gate import (
 )
 from equipoise.methods.fedpolicy.network import FOUR_PARTS, Observation, client_features
 from equipoise.methods.fedpolicy.policies import hold_rounds
-from equipoise.methods.fedpolicy.state import FULL_STEP_WEIGHT
+from equipoise.methods.fedpolicy.state import BASE_MOMENTUM, FULL_STEP_WEIGHT
 from equipoise.rl.nn import DTYPE
 
 INPUTS = 20
@@ -240,7 +240,7 @@ def draw_federations(count: int, clients: int, generator: torch.Generator) -> Fe
         lr=_uniform(math.log(0.3), math.log(1.2), count, generator).exp(),
         falls=torch.rand(count, generator=generator) < 0.7,
         epochs=torch.randint(1, 3, (count,), generator=generator),
-        momentum=0.5 * (torch.rand(count, generator=generator) < 0.5),
+        momentum=BASE_MOMENTUM * (torch.rand(count, generator=generator) < 0.5),
         kind=tuple(kinds),
     )
 

@@ -23,6 +23,7 @@ FULL = "full"
 NONE = "none"
 PAPER_PARTS = (FULL, *ROLES, NONE)
 FULL_STEP_WEIGHT = 0.25  # mean staleness weight from which a block moves all the way to its mean
+BASE_MOMENTUM = 0.8  # of the server's step, where the base is fedavgm and has no options
 TINY = 1e-12
 
 
