@@ -1116,7 +1116,7 @@ PFEDRL_REP = Paper(
             "python -m benchmarks deep_rl --only halfcheetah",
             half_cheetah,
             "higher return",
-            "not testable here: it runs; one seed, a fifth of Hopper's rounds",
+            "partly: above both on one seed, with a fifth of Hopper's rounds",
         ),
         Claim(
             "The Lyapunov function of the two timescales falls along a run (theory task)",
