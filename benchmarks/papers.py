@@ -872,9 +872,9 @@ FEDPOLICY = Paper(
             "`learned`",
         ),
     ),
-    "Not run: today's policies on CIFAR-10 and CIFAR-100, at the paper's size (28x28 pixels, 100 "
-    "rounds; declared in the study) beyond one seed of one population, and with its models, which "
-    "the abstract does not name. The "
+    "Not run: today's policies on CIFAR-10 and CIFAR-100 (declared in the study), at the paper's "
+    "size (28x28 pixels, 100 rounds) beyond one seed, and with its models, which the abstract does "
+    "not name. The "
     "study [fedpolicy](../../benchmarks/results/fedpolicy/README.md) has the first policies there, "
     "which lost. Beyond the abstract: other base methods (`--base`), "
     "[agents](../../benchmarks/results/deep_rl/README.md) and "
