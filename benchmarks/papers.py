@@ -690,7 +690,8 @@ PAGE = Paper(
     ),
     "Cells made before the present bound on the influence of each client (cohorts of 5 replies "
     "and more) say so: their command may give somewhat other figures today. Not run: the "
-    f"remaining cells of [table 1]({TABLE1}) (900 rounds take two to eighteen minutes of one core); "
+    f"remaining cells of [table 1]({TABLE1}) (900 rounds take two to eighteen minutes of one "
+    "core); "
     "ResNet-18 for more than three rounds, since one of ten clients with 100 images each takes "
     "some 13 s of one core; 1,000 clients for more than 100 rounds (16 minutes of one core in "
     "the paper's reading). Pay-offs over all stages and their "
