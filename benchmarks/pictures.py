@@ -20,6 +20,7 @@ import equipoise as eq
 from benchmarks import what_pays
 from benchmarks.lab import Record, Results
 from benchmarks.lab.provenance import RESULTS, ROOT
+from benchmarks.studies.fedpolicy import SCENARIOS
 from benchmarks.studies.synthetic import summaries
 from equipoise.data.tabular.sample import write_sample
 from equipoise.records.explanation import Explanation
@@ -104,14 +105,20 @@ def page_curves(figure: Figure) -> None:
 
 
 def fedpolicy_curves(figure: Figure) -> None:
-    """Personal and global accuracy by round of redistribution policies, mean over populations."""
+    """Personal and global accuracy by round of redistribution policies, mean over populations.
+
+    Populations of a larger size have more rounds and are left out.
+    """
     cells = Results(RESULTS / "redistribution")
     variants = {
         "fedavg": "fedavg",
         "gate": "gate",
         "full for 80 %, then none": "full:0.8,none",
     }
-    found = {label: cells.where(variant=variant) for label, variant in variants.items()}
+    found = {
+        label: [r for r in cells.where(variant=variant) if r.axes["population"] in SCENARIOS]
+        for label, variant in variants.items()
+    }
     places = [{(r.axes["population"], r.axes["seed"]) for r in some} for some in found.values()]
     common = set.intersection(*places)
     shown = {

@@ -155,9 +155,9 @@ def test_changes_are_compared_with_their_mean_alike_in_two_processes(name, monke
 
 
 def test_moves_of_a_memory_are_bounded_alike_in_two_processes(monkeypatch):
-    """Honest clients hardly move it against itself: a third of every move is allowed instead."""
+    """Honest clients are hardly limited: a third of every move is allowed instead."""
     name = "equipoise.methods.scaffold.memory_factors"
-    monkeypatch.setattr(name, lambda moved, moves, length: 1 / (3 + moves.abs()))
+    monkeypatch.setattr(name, lambda moved, moves: 1 / (3 + moves.abs()))
     method, task = find_method("scaffold")(), small_task("linear", clients=120, samples=20)
     state, records, _ = _simulate(Stacked, method, task, 1)
     others = _simulate(Stacked, method, task, 2)
