@@ -875,8 +875,7 @@ FEDPOLICY = Paper(
             "python -m benchmarks.speed.fedpolicy",
             policy_cost,
             "-",
-            "reproduced: measured before the gate compared updates, with the former policy "
-            "`learned`",
+            "reproduced: for the rule `gate`, on a quiet core",
         ),
     ),
     "Not run: today's policies on CIFAR-10 and CIFAR-100 (declared in the study), at the paper's "
