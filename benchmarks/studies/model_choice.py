@@ -90,7 +90,7 @@ def _errors(losses: dict[str, Floats]) -> dict[str, float]:
     return {family: round(standard_error(own - best), 5) for family, own in losses.items()}
 
 
-def taken(result: dict[str, Any], share: float = math.inf) -> str:
+def choose_family(result: dict[str, Any], share: float = math.inf) -> str:
     """Return the simplest family that is not clearly above the lowest loss.
 
     Args:
@@ -114,7 +114,7 @@ def _gaps(data: str, found: list[Record], share: float = math.inf) -> list[float
     gaps = []
     for one in found:
         score = one["scores"][best]
-        gap = sign * (score - one["scores"][taken(one.result, share)])
+        gap = sign * (score - one["scores"][choose_family(one.result, share)])
         gaps.append(100 * gap / score if metric == "rmse" else gap)
     return gaps
 
@@ -128,7 +128,7 @@ def choices(results: Results) -> list[str]:
             continue
         metric = file["metric"]
         digits = 3 if metric == "rmse" else 4
-        chosen = [taken(one.result) for one in found]
+        chosen = [choose_family(one.result) for one in found]
         rows.append(
             [
                 data,
@@ -170,7 +170,7 @@ def costs(results: Results) -> list[str]:
         if not found:
             continue
         each = {family: fmean(one["seconds"][family] for one in found) for family in CANDIDATES}
-        again = fmean(one["seconds"][taken(one.result)] for one in found)
+        again = fmean(one["seconds"][choose_family(one.result)] for one in found)
         rows.append([data, *(round(value, 1) for value in each.values())])
         rows[-1].append(round(sum(each.values()) + again, 1))
     return table(["table", *CANDIDATES, "auto: all, and the chosen once more"], rows)

@@ -274,9 +274,9 @@ def global_beside_fedavg(results: Results) -> list[str]:
         if differences:
             worst = min(differences, key=lambda run_name: differences[run_name])
             below = sum(value < -1.0 for value in differences.values())
+            average = f"{fmean(differences.values()):+.1f}"
             smallest = f"{differences[worst]:+.1f} ({worst})"
-            rows.append([name, len(differences), f"{fmean(differences.values()):+.1f}", smallest])
-            rows[-1].append(below)
+            rows.append([name, len(differences), average, smallest, below])
     return table(["policy", "runs", "mean", "smallest", "more than a point below"], rows)
 
 
